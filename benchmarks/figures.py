@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.lab.intervals import LEAST_FOR_P99
 from benchmarks.results.schema import ColocationRow, Mode, OverheadRow, Results
 
 MODES: dict[Mode, str] = {"two_processes": "two processes", "mps": "under MPS", "one_process": "one process"}
 LOADS = ("transformer", "resnet50", "gemm", "elementwise")
 OTHERS = ("transformer", "resnet50", "elementwise")
 FOUR = "transformer+resnet50"
-#: Requests of a cell from which on its P99 is told without reserve: ten are longer.
-LEAST_FOR_P99 = 1000
 #: Training whose host is slower than the GPU.
 CPU_BOUND = ("resnet50", "bert_training")
 

@@ -28,7 +28,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
-from pydantic import ValidationError
 
 from benchmarks import spans
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
@@ -108,7 +107,7 @@ def rendered(text: str, results: Path = RESULTS, stale: list[str] | None = None)
                     return f"{match['start']}{NOT_MEASURED}{match['end']}"
             shown = picture_of(match["kind"]) if match["name"] == "kernels" else ""
             return f"{match['start']}{table_of(made, match['kind'])}{shown}{match['end']}"
-        except (OSError, ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"table:{match['name']}: {path}: {error}") from error
 
     return MARKED.sub(table, spans.written(text, results, stale))
@@ -248,6 +247,8 @@ def core_table(results: Results) -> str:
         goal = f"{'<=' if row.better == 'less' else '>='} {row.goal:g} {'met' if row.met else '**missed**'}"
         goal = "none" if row.only_reported else goal
         spread = f"{row.low:.3g} to {row.high:.3g}"
+        if row.interval:
+            spread += f"; 95%: {row.interval[0]:.3g} to {row.interval[1]:.3g}"
         lines.append(f"| `{row.figure}` | {row.value:.3g} | {spread} | {row.n:,} | {goal} | {row.limited_by} |")
     return "\n".join(lines) + "\n"
 

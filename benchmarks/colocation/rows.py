@@ -11,6 +11,7 @@ from cudasched.demo.harness import ARMS, Arm, percentile, summary
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
 from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, CellFile, Outcome
+from benchmarks.lab.intervals import Interval, of_repeats, of_requests, too_few
 from benchmarks.results.schema import ColocationRow, Latency, Results
 
 #: The target that attainment counts against, as a multiple of the P99 alone: what the project promises.
@@ -248,6 +249,12 @@ def _rows(
                     latency_ms=measured,
                     alone_ms=compared_summary,
                     **ratios,
+                    p50_ratio_interval=None
+                    if paired or compared is repeats
+                    else _interval(repeats, compared, load, 0.50),
+                    p99_ratio_interval=None
+                    if paired or compared is repeats
+                    else _interval(repeats, compared, load, 0.99),
                     bound_p99_ms=bound[0] if bound else None,
                     bound_from=bound[1] if bound else None,
                     best_effort_per_s=per_s,
@@ -279,6 +286,17 @@ def _rows(
             )
         )
     return rows
+
+
+def _interval(own: Repeats, alone: Repeats, load: str, share: float) -> Interval | None:
+    """Of a percentile over that alone: over the requests of one repeat, else over repeats."""
+    pairs = list(zip(own.latencies_ms(load), alone.latencies_ms(load), strict=False))
+    if len(pairs) == 1:
+        return of_requests(pairs[0][0], share, pairs[0][1])
+    if any(too_few(len(values), share) for pair in pairs for values in pair):
+        return None
+    ratios = [percentile(ours, share) / percentile(theirs, share) for ours, theirs in pairs]
+    return of_repeats([ratios], statistics.median)
 
 
 def _ratios(pairs: Iterable[tuple[Latency, Latency]], share: str) -> list[float]:

@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from cudasched.demo.harness import Arm
 
 from benchmarks.colocation.cells import CellFile
 from benchmarks.figures import few_requests
+from benchmarks.lab.intervals import of_repeats, too_few
 from benchmarks.preempt.programs import LONG_KERNELS
 from benchmarks.results.schema import ColocationRow, FigureRow, Results
 
@@ -21,7 +23,9 @@ from benchmarks.results.schema import ColocationRow, FigureRow, Results
 SHOWN = {
     "latency_alone": "alone",
     "processes": "time slices",
+    "mps": "MPS",
     "mps_priority": "MPS, priority",
+    "mps_half": "MPS, half of the SMs",
     "before": "before",
     "slices": "slices",
     "cudasched": "cudasched",
@@ -71,6 +75,7 @@ def arms_of(names: Iterable[str]) -> dict[str, Arm]:
     policies = {name: name.removeprefix("slices_") for name in names}
     return {
         name: ALL_ARMS.get(name)
+        or (Arm(name, "mps") if name == "mps_half" else None)
         or Arm(name, "two_processes", managed=True, policy=policy if policy in ("open", "harvest") else "strict")
         for name, policy in policies.items()
     }
@@ -109,17 +114,23 @@ def share(group: Group, arm: str, of: str = "processes") -> float | None:
     return ours / theirs if ours and theirs else None
 
 
+def _bears(row: ColocationRow, percentile: Literal["p50", "p99"]) -> bool:
+    """Whether a row's requests are enough for a percentile."""
+    return row.latency_ms is not None and not too_few(row.latency_ms.n, 0.99 if percentile == "p99" else 0.5)
+
+
 def excess(group: Group, arm: str, percentile: Literal["p50", "p99"] = "p99") -> float | None:
     """By how much a percentile is above the server's alone, ms."""
     row = group.get(arm)
-    if row is None or row.latency_ms is None or row.alone_ms is None:
+    if row is None or row.latency_ms is None or row.alone_ms is None or not _bears(row, percentile):
         return None
     return float(getattr(row.latency_ms, percentile) - getattr(row.alone_ms, percentile))
 
 
 def p99_of(group: Group, arm: str, of: str) -> float | None:
     """An arm's P99 over another's."""
-    ours, theirs = (group[each].latency_ms if each in group else None for each in (arm, of))
+    rows = [group[each] for each in (arm, of) if each in group and _bears(group[each], "p99")]
+    ours, theirs = (row.latency_ms for row in rows) if len(rows) == 2 else (None, None)
     return ours.p99 / theirs.p99 if ours and theirs else None
 
 
@@ -144,6 +155,95 @@ def worse_in_both(group: Group, arm: str) -> float | None:
     return None if latency is None or kept is None else float(latency > 1 + NOISE and kept < 1 - NOISE)
 
 
+@dataclass(frozen=True)
+class Promise:
+    """A figure that is promised, of all groups of a scene and the arms, one after another.
+
+    Attributes:
+        scene: Of which.
+        value: Of one group.
+        goal: Of the figure.
+        better: Whether less or more is better.
+        take: How the values of all groups are one.
+        arms: Which.
+    """
+
+    scene: str
+    value: Value
+    goal: float
+    better: Literal["less", "more"] = "less"
+    take: Callable[[Sequence[float]], float] = statistics.median
+    arms: Sequence[str] = PROMISED
+
+    def values(self, groups: Iterable[Group]) -> list[float]:
+        """Of those groups that have one."""
+        every = [self.value(group, arm) for group in groups for arm in self.arms]
+        return [value for value in every if value is not None]
+
+    def of(self, groups: Sequence[Group]) -> float | None:
+        """The figure; None where no group has a value."""
+        values = self.values(groups)
+        return self.take(values) if values else None
+
+    def judged(self, name: str, results: Results) -> list[FigureRow]:
+        """The figure's row, where there is a value; its interval is over the repeats of each pair."""
+        groups = groups_of(results, self.scene)
+        values = self.values(groups)
+        if not values:
+            return []
+        pairs: dict[object, list[Group]] = {}
+        for group in groups:
+            row = next(iter(group.values()))
+            pairs.setdefault((row.best_effort_load, row.latency_load, row.other_latency), []).append(group)
+        return [
+            FigureRow.judged(
+                figure=name,
+                value=self.take(values),
+                goal=self.goal,
+                better=self.better,
+                low=min(values),
+                high=max(values),
+                n=len(values),
+                limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_", "", name), ""),
+                interval=of_repeats(list(pairs.values()), self.of),
+            )
+        ]
+
+
+def _p50_excess(group: Group, arm: str) -> float | None:
+    return excess(group, arm, "p50")
+
+
+def _p99_of_time_slices(group: Group, arm: str) -> float | None:
+    return p99_of(group, arm, "processes")
+
+
+PROMISES = {
+    f"{arm}_{name}": replace(promise, arms=(arm,))
+    for arm in PROMISED
+    for name, promise in {
+        "p99_excess_ms_median": Promise("main", excess, 0.30),
+        "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max),
+        "p99_ratio_median": Promise("main", long_ratio, 1.25),
+        "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max),
+        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15),
+        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max),
+        "best_effort_median": Promise("main", share, 0.99, "more"),
+        "best_effort_worst": Promise("main", share, 0.96, "more", min),
+        "excess_of_before": Promise("main", of_before, 0.3),
+        "eager_p99_of_time_slices_median": Promise("eager", _p99_of_time_slices, 0.9),
+        "eager_p99_of_time_slices_worst": Promise("eager", _p99_of_time_slices, 1.15, take=max),
+        "eager_best_effort_worst": Promise("eager", share, 0.95, "more", min),
+        "eager_worse_in_both": Promise("eager", worse_in_both, 0.0, take=sum),
+    }.items()
+} | {
+    "outside_p99_ratio": Promise(
+        "outside", lambda group, arm: p99_of(group, arm, "slices_inside"), 1.1, arms=("slices",)
+    ),
+    "several_best_effort": Promise("several", share, 0.95, "more", min),
+}
+
+
 def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
     """The figures that are promised, as far as their cells were measured.
 
@@ -152,71 +252,34 @@ def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
         soak: Files of `tests.soak.slices`, one a GPU: kinds of programs whose checksums are not those of an
             undisturbed run, all else that went wrong, and for how long they ran.
     """
-    made: list[FigureRow] = []
-
-    def figure(
-        name: str,
-        cells: Sequence[float | None],
-        goal: float,
-        better: Literal["less", "more"] = "less",
-        take: Callable[[Sequence[float]], float] = statistics.median,
-    ) -> None:
-        known = [value for value in cells if value is not None]
-        if known:
-            made.append(
-                FigureRow.judged(
-                    figure=name,
-                    value=take(known),
-                    goal=goal,
-                    better=better,
-                    low=min(known),
-                    high=max(known),
-                    n=len(known),
-                    limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_", "", name), ""),
-                )
-            )
-
-    def each(groups: Iterable[Group], value: Value, arm: str) -> list[float | None]:
-        return [value(group, arm) for group in groups]
-
-    main, eager = groups_of(results, "main"), groups_of(results, "eager")
-    for arm in PROMISED:
-        figure(f"{arm}_p99_excess_ms_median", each(main, excess, arm), 0.30)
-        figure(f"{arm}_p99_excess_ms_worst", each(main, excess, arm), 0.60, take=max)
-        figure(f"{arm}_p99_ratio_median", each(main, long_ratio, arm), 1.25)
-        figure(f"{arm}_p99_ratio_worst", each(main, long_ratio, arm), 1.4, take=max)
-        p50 = [excess(group, arm, "p50") for group in main]
-        figure(f"{arm}_p50_excess_ms_median", p50, 0.15)
-        figure(f"{arm}_p50_excess_ms_worst", p50, 0.25, take=max)
-        figure(f"{arm}_best_effort_median", each(main, share, arm), 0.99, "more")
-        figure(f"{arm}_best_effort_worst", each(main, share, arm), 0.96, "more", min)
-        figure(f"{arm}_excess_of_before", each(main, of_before, arm), 0.3)
-        sliced = [p99_of(group, arm, "processes") for group in eager]
-        figure(f"{arm}_eager_p99_of_time_slices_median", sliced, 0.9)
-        figure(f"{arm}_eager_p99_of_time_slices_worst", sliced, 1.15, take=max)
-        figure(f"{arm}_eager_best_effort_worst", each(eager, share, arm), 0.95, "more", min)
-        figure(f"{arm}_eager_worse_in_both", each(eager, worse_in_both, arm), 0.0, take=sum)
+    made = [row for name, promise in PROMISES.items() for row in promise.judged(name, results)]
     by_arm = [row for row in made if row.figure.endswith("_excess_of_before")]
     if by_arm:
         worst = max(by_arm, key=lambda row: row.value)
-        made.append(FigureRow.judged(**worst.model_dump(exclude={"kind", "figure"}), figure="excess_of_before"))
-    outside = [p99_of(group, "slices", "slices_inside") for group in groups_of(results, "outside")]
-    figure("outside_p99_ratio", outside, 1.1)
-    several = groups_of(results, "several")
-    figure(
-        "several_best_effort", [*each(several, share, "slices"), *each(several, share, "cudasched")], 0.95, "more", min
-    )
+        made.append(worst.model_copy(update={"figure": "excess_of_before"}))
     told = [json.loads(path.read_text()) for path in soak]
-    changed = {kind for each in told for kind in each["changed"]}
-    figure(
-        "bits_failed",
-        [float(kind in changed) for kind in {kind for each in told for kind in each["checked"]}],
-        0.0,
-        take=sum,
-    )
-    figure("soak_failures", [len(each["failures"]) for each in told], 0.0, take=sum)
-    figure("soak_gpu_minutes", [each["seconds"] / 60 for each in told], 30.0, "more", sum)
+    if told:
+        kinds = {kind for each in told for kind in each["checked"]}
+        changed = {kind for each in told for kind in each["changed"]}
+        made += [
+            _summed("bits_failed", [float(kind in changed) for kind in kinds], 0.0),
+            _summed("soak_failures", [float(len(each["failures"])) for each in told], 0.0),
+            _summed("soak_gpu_minutes", [each["seconds"] / 60 for each in told], 30.0, "more"),
+        ]
     return Results(meta=results.meta, rows=made)
+
+
+def _summed(name: str, values: Sequence[float], goal: float, better: Literal["less", "more"] = "less") -> FigureRow:
+    return FigureRow.judged(
+        figure=name,
+        value=sum(values),
+        goal=goal,
+        better=better,
+        low=min(values),
+        high=max(values),
+        n=len(values),
+        limited_by=LIMITED_BY.get(name, ""),
+    )
 
 
 def every_table(results: Results) -> str:
@@ -245,7 +308,7 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
         raise ValueError(f"there are no rows of the server {server}, only of {', '.join(servers)}")
     server = next(iter(own[0].values())).latency_load
     arms = list(dict.fromkeys([*SHOWN, *(arm for group in own for arm in group)]))
-    arms = [arm for arm in arms if arm != "best_effort_alone" and any(arm in group for group in own)]
+    arms = [arm for arm in arms if any(arm in group and group[arm].latency_ms for group in own)]
     kept = [arm for arm in arms if arm not in ("latency_alone", "processes")]
     names = [SHOWN.get(arm, arm.replace("_", " ")) for arm in arms]
     first = next(iter(own[0].values()))

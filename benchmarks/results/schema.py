@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 RESULTS = Path(__file__).parent
 
@@ -17,6 +17,7 @@ NOT_EXPLAINED = "not explained yet"
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Interval = tuple[float, float]
 Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal[
     "bert_graph",
@@ -113,6 +114,10 @@ class ColocationRow(Strict):
             it is known, ratios of latencies are of those at one pace of the host.
         over_strict: Of an arm that was measured under `strict`, too.
         p50_ratio_per_repeat: What `p50_ratio` is the median of, where repeats are paired.
+        p50: With `p95`, `p99` and `max`, of `requests` requests, ms; P99 is None for fewer than 1,000.
+        best_effort_of_time_slices: Best effort over that in plain time slices of the same repeat.
+        p50_ratio_interval: 95% interval of `p50_ratio`, by the bootstrap over the requests of both.
+        p99_ratio_interval: The same of `p99_ratio`; None for fewer than 1,000 requests.
     """
 
     arm: str
@@ -157,6 +162,14 @@ class ColocationRow(Strict):
     over_strict: OverStrict | None = None
     p50_ratio_per_repeat: list[float] = []
     p99_ms_per_repeat: list[float] = []
+    p50: Positive | None = None
+    p95: Positive | None = None
+    p99: Positive | None = None
+    max: Positive | None = None
+    requests: Annotated[int, Field(gt=0)] | None = None
+    best_effort_of_time_slices: Positive | None = None
+    p50_ratio_interval: Interval | None = None
+    p99_ratio_interval: Interval | None = None
     best_effort_per_s_per_repeat: list[float] = []
     alone_p99_ms_per_repeat: list[float] = []
 
@@ -316,6 +329,7 @@ class FigureRow(Strict):
         high: The most of them; the other quartile.
         n: Of how many requests, starts, runs or pairs of turns, or of how many seconds, it is made.
         limited_by: Where the goal is missed, what limits it; else empty.
+        interval: 95% interval of the value, by the bootstrap over repeats; the goal is met where all of it meets it.
     """
 
     kind: Literal["figures"] = "figures"
@@ -327,6 +341,7 @@ class FigureRow(Strict):
     high: float
     n: Annotated[int, Field(gt=0)]
     limited_by: str
+    interval: Interval | None = None
 
     @classmethod
     def judged(
@@ -340,11 +355,13 @@ class FigureRow(Strict):
         high: float,
         n: int,
         limited_by: str = "",
+        interval: Interval | None = None,
     ) -> FigureRow:
         """A figure with the reason, or that there is none yet, where it misses its goal, and without it elsewhere."""
         given = {"figure": figure, "value": value, "goal": goal, "better": better, "low": low, "high": high, "n": n}
-        met = value <= goal if better == "less" else value >= goal
-        return cls.model_validate(given | {"limited_by": "" if met else limited_by or NOT_EXPLAINED})
+        met = _meets(value, goal, better, interval)
+        reason = "" if met else limited_by or NOT_EXPLAINED
+        return cls.model_validate(given | {"limited_by": reason, "interval": interval})
 
     @model_validator(mode="after")
     def _says_what_limits_it(self) -> FigureRow:
@@ -356,12 +373,18 @@ class FigureRow(Strict):
     @property
     def met(self) -> bool:
         """Whether the goal is."""
-        return self.value <= self.goal if self.better == "less" else self.value >= self.goal
+        return _meets(self.value, self.goal, self.better, self.interval)
 
     @property
     def only_reported(self) -> bool:
         """Whether there is no goal."""
         return self.better == "more" and self.goal == 0
+
+
+def _meets(value: float, goal: float, better: Literal["less", "more"], interval: Interval | None) -> bool:
+    """Whether a figure, with all of its interval, meets a goal."""
+    every = (value, *(interval or ()))
+    return max(every) <= goal if better == "less" else min(every) >= goal
 
 
 Row = FigureRow | OverheadRow | TracingRow | PredictorSpeedRow | PredictorAccuracyRow | PredictorCoverageRow
@@ -406,9 +429,14 @@ def load(path: Path) -> Results:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It does not meet the schema; names the field.
+        ValueError: It does not meet the schema, as a file of an older one may; names the file and the field.
     """
-    return Results.model_validate_json(path.read_text())
+    try:
+        return Results.model_validate_json(path.read_text())
+    except ValidationError as error:
+        raise ValueError(
+            f"{path}: not of this schema; measure anew, or read it with its own commit: {error}"
+        ) from error
 
 
 def kind_of(row: Row) -> str:
@@ -455,8 +483,16 @@ merge_figures = merge
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes `text` to a file that takes the place of `path` in one step."""
+    """Writes `text` to a file that takes the place of `path` in one step.
+
+    Raises:
+        OSError: It cannot be written, on a full disk for example; names the file, which is as before.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, f"not written, and as before: {error.strerror}", str(path)) from error

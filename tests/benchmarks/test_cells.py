@@ -31,8 +31,8 @@ def outcome(of: Cell, result: dict | None, error: str | None = None) -> Outcome:
     return Outcome(of, result, error, "2025-01-01T00:00:00+00:00")
 
 
-def served(ms: float, wait_ms: float = 0.0) -> dict:
-    return {"latency_ms": [ms] * 600, "wait_ms": [wait_ms] * 120, "unserved": 0}
+def served(ms: float, wait_ms: float = 0.0, requests: int = 600) -> dict:
+    return {"latency_ms": [ms] * requests, "wait_ms": [wait_ms] * 120, "unserved": 0}
 
 
 def latency(ms: float, wait_ms: float = 0.0) -> dict:
@@ -43,9 +43,16 @@ def best_effort(per_s: float) -> dict:
     return {"best_effort_per_s": {"gemm": per_s}}
 
 
-def keep(cells: CellFile, of: Cell, ms: float | None = None, per_s: float | None = None, **more: object) -> None:
+def keep(
+    cells: CellFile,
+    of: Cell,
+    ms: float | None = None,
+    per_s: float | None = None,
+    requests: int = 600,
+    **more: object,
+) -> None:
     """Keeps an outcome of a cell: what each of its servers' requests took, and what each program did."""
-    latency = {} if ms is None else {name: served(ms) for name in of.latency.split("+")}
+    latency = {} if ms is None else {name: served(ms, requests=requests) for name in of.latency.split("+")}
     rates = {} if per_s is None else dict.fromkeys(of.best_effort.split("+"), per_s)
     cells.add(outcome(of, {"latency": latency, "best_effort_per_s": rates, **more}))
 

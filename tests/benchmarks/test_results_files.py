@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from pydantic import ValidationError
 from test_cells import META
@@ -59,7 +62,7 @@ def test_a_marker_without_results_is_an_error(tmp_path):
 def test_a_misspelt_field_is_an_error(tmp_path):
     path = tmp_path / "overhead.json"
     path.write_text(overhead(50).model_dump_json().replace("ns_p99", "ns_p98", 1))
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValueError, match=f"{path}: not of this schema"):
         load(path)
 
 
@@ -108,10 +111,25 @@ def test_figures_of_several_machines_in_one_file_say_where_each_was_measured(tmp
     assert "\n`found`: NVIDIA H200, " in text and "commit recorded." in text
 
 
+def test_a_disk_that_is_full_leaves_the_file_as_it_was_and_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "overhead.json"
+    overhead(50).write(path)
+    before = path.read_text()
+
+    def full(self, text):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(type(path), "write_text", full)
+    with pytest.raises(OSError, match=f"not written, and as before: No space left on device: '{path}'"):
+        overhead(60).write(path)
+    assert path.read_text() == before and [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
 def test_a_broken_file_is_not_merged_into(tmp_path):
     path = tmp_path / "predictor.json"
     path.write_text("{}")
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValueError, match=f"{path}: not of this schema"):
         merge(path, META, [SPEED])
     assert path.read_text() == "{}"
 
