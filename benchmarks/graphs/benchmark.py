@@ -71,13 +71,14 @@ class GraphRunner(Runner):
     """Does the missing cells."""
 
     known = LOADS
-    scenes = {"main": Scene(tuple(itertools.product(LOADS, [SERVER])), ARMS, MODES)}  # noqa: RUF012
+    scenes = {  # noqa: RUF012
+        "main": Scene(tuple(itertools.product(LOADS, [SERVER])), ARMS, MODES, together=(len(ARMS), 1))
+    }
     fleet_type = GraphFleet
     kernels = True
     fresh = True
     settle_s = 1.0
     read_every = 50
-    together = len(ARMS), 1
 
     def rate_hz(self, server: str) -> float:
         """Requests a second of a server."""

@@ -45,13 +45,15 @@ class Mode:
 
     Attributes:
         managed: Under `cudasched run`.
-        mps: Clients of the fleet's MPS daemon; without cudasched, programs have the lower priority.
+        mps: Clients of the fleet's MPS daemon.
         environment: Beside what all have.
+        program: The same of programs alone, where they are bare clients of MPS.
     """
 
     managed: bool = True
     mps: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: Mapping[str, str] = field(default_factory=dict)
 
 
 class Fleet:
@@ -225,5 +227,6 @@ class Fleet:
             environment["CUDASCHED_NAME"] = f"{place.name} {place.mode}"[:63]
         elif self._mps and mode.mps:
             environment.update(self._mps.environment)
-            environment["CUDA_MPS_CLIENT_PRIORITY"] = "1" if place.role == "program" else "0"
+            if place.role == "program":
+                environment.update(mode.program)
         return environment

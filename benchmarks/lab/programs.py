@@ -23,7 +23,9 @@ from cudasched.demo.harness import HEAD_START_S, Arm, HarnessError, percentile
 from benchmarks.breadth.programs import Program
 from benchmarks.colocation import rows as colocation_rows
 from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome
+from benchmarks.figures import best_effort_of_time_slices
 from benchmarks.lab.fleet import SIMULATED_SERVERS, Fleet, Place
+from benchmarks.lab.intervals import LEAST_FOR_P99
 from benchmarks.lab.pairs import configured_lead_us
 from benchmarks.lab.processes import ANSWER_S
 from benchmarks.lab.session import Session
@@ -31,6 +33,8 @@ from benchmarks.results.schema import ColocationRow, Results
 
 #: Where `Runner.read_every` is given: a cell is long enough for so many readings, and no longer than the second figure.
 READINGS, LONGEST_S = 3.5, 20.0
+#: Cells that profile a program or a server, after all others: profiling leaves traces.
+PROFILES = (KERNELS, BUSY)
 #: What things take, s: a program's processes, those that compile, servers, a profile, a cell beyond its seconds.
 BUILD_S, COMPILE_S, SERVER_S, KERNELS_S, EXTRA_S = 14.0, 25.0, 4.0, 2.5, HEAD_START_S + 0.4
 
@@ -44,12 +48,16 @@ class Scene:
         arms: In the order in which they take turns.
         modes: Which of a program's processes an arm runs, where that has not its name.
         server_modes: Which of a server's, where that is not the program's.
+        profiled: Kernel durations of programs and GPU time of servers' requests are recorded after the other cells.
+        together: So many arms take turns first, and then so many: their processes have to fit into the GPU's memory.
     """
 
     pairs: tuple[tuple[str, str], ...]
     arms: tuple[str, ...]
     modes: Mapping[str, str] = field(default_factory=dict)
     server_modes: Mapping[str, str] = field(default_factory=dict)
+    profiled: bool = False
+    together: tuple[int, int] = (7, 5)
 
 
 class Runner:
@@ -61,11 +69,10 @@ class Runner:
         arms: What the names of arms mean.
         fleet_type: Makes the processes.
         named: Cells carry the name of their scene, and each repeat has rows of its own.
-        kernels: A program's kernel durations are recorded after its other cells: profiling leaves traces.
+        kernels: A program's kernel durations are recorded after its other cells.
         fresh: Servers under cudasched are started for each cell.
         settle_s: A program runs so long before its cell: predictions, clocks.
         read_every: Steps from one reading of the loss to the next, where cells are made long enough for some.
-        together: So many arms take turns first, and then so many: their processes have to fit into the GPU's memory.
         name: The scene.
         repeat: Which.
         turns: The arms that are measured together.
@@ -80,7 +87,6 @@ class Runner:
     fresh = False
     settle_s = 0.0
     read_every = 0
-    together = 7, 5
 
     def __init__(self, session: Session, fleet: Fleet) -> None:
         self.session, self.fleet, self.options, self.cells = session, fleet, session.options, session.cells
@@ -88,7 +94,9 @@ class Runner:
         self.step_ms: dict[str, float] = {}
         self.name, self.repeat, self.turns = "", 0, list[str]()
         self.parts: dict[tuple[str, int], list[tuple[str, str]]] = {}
-        for name, repeat in itertools.product(self.options.scene.split(","), range(self.options.repeats)):
+        only = self.options.repeat
+        repeats = range(self.options.repeats) if only is None else [only]
+        for name, repeat in itertools.product(self.options.scene.split(","), repeats):
             if name not in self.scenes:
                 raise HarnessError(f"--scene: {name}; there are {', '.join(self.scenes)}")
             self.name, self.repeat = name, repeat
@@ -129,9 +137,16 @@ class Runner:
             alone = not self.arms[arm].latency
             for beside in program.split("+") if alone else [program]:
                 planned.append(self.cell(arm, "" if alone else server, beside))
-        if self.kernels and planned:
+        if self.profiles_programs and planned:
             planned += [Cell.kernels(name) for name in program.split("+")]
+        if self.scenes[self.name].profiled and planned:
+            planned += [Cell.busy(name) for name in server.split("+")]
         return self.cells.missing(planned)
+
+    @property
+    def profiles_programs(self) -> bool:
+        """Whether the kernel durations of programs are recorded."""
+        return self.kernels or self.scenes[self.name].profiled
 
     def arms_of(self, scene: str) -> Sequence[str]:
         """The arms of a scene."""
@@ -143,10 +158,10 @@ class Runner:
         asked = [arm for arm in self.options.arms.split(",") if arm]
         if unknown := [arm for arm in asked if arm not in self.arms]:
             raise HarnessError(f"--arms: {', '.join(unknown)}; there are {', '.join(known)}")
-        arms = [arm for arm in known if arm in (asked or known)]
+        arms = asked or list(known)
         if self.session.rehearsal:  # whose driver has no MPS
             arms = [arm for arm in arms if self.arms[arm].mode != "mps"]
-        first, later = self.together
+        first, later = self.scenes[scene].together
         return [arms[:first], *(arms[place : place + later] for place in range(first, len(arms), later))]
 
     def part(self) -> list[tuple[str, str]]:
@@ -154,7 +169,8 @@ class Runner:
         asked = [server for server in self.options.servers.split(",") if server]
         pairs = []
         for program, server in self.scenes[self.name].pairs:
-            if set(program.split("+")) <= set(self.options.only) and server in (asked or [server]):
+            named = all({name, f"{name}/{server}"} & {*self.options.only} for name in program.split("+"))
+            if named and server in (asked or [server]):
                 self.turns = list(itertools.chain.from_iterable(self.turns_of(self.name)))
                 pairs += [(program, server)] * bool(self.missing(server, program))
         number, _, parts = self.options.part.partition("/")
@@ -187,10 +203,11 @@ class Runner:
 
     def takes_s(self, cells: Sequence[Cell]) -> float:
         """What cells take, about."""
-        early_s = [self.early_s(cell) for cell in cells if cell.arm != KERNELS]
-        profiles = len(cells) - len(early_s)
-        fresh = self.fresh * SERVER_S * sum(self.arms[cell.arm].managed for cell in cells if cell.arm != KERNELS)
-        own_s = sum(cell.seconds + EXTRA_S + self.settle_s for cell in cells if cell.arm != KERNELS)
+        measured = [cell for cell in cells if cell.arm not in PROFILES]
+        early_s = [self.early_s(cell) for cell in measured]
+        profiles = len(cells) - len(measured)
+        fresh = self.fresh * SERVER_S * sum(self.arms[cell.arm].managed for cell in measured)
+        own_s = sum(cell.seconds + EXTRA_S + self.settle_s for cell in measured)
         return own_s + profiles * KERNELS_S + fresh + sum(each + HEAD_START_S for each in early_s if each)
 
     # ---- doing it ----
@@ -223,9 +240,12 @@ class Runner:
         self.session.say("  built")
         try:
             for server in servers:
-                missing = self.missing(server, program)
+                missing = [cell for cell in self.missing(server, program) if cell.arm not in PROFILES]
                 self.session.need(self.takes_s(missing) + SERVER_S)
                 self._measured(missing, broken)
+            profiles = [cell for server in servers for cell in self.missing(server, program) if cell.arm in PROFILES]
+            self.session.need(self.takes_s(profiles))
+            self._measured(list(dict.fromkeys(profiles)), broken)
         finally:
             for process in processes:
                 self.fleet.retire(process)
@@ -251,12 +271,14 @@ class Runner:
 
     def _processes(self, cell: Cell) -> list[Place]:
         """The programs of a cell, those that it names joined by +; none where a server is measured alone."""
-        names = [] if cell.arm == "latency_alone" else cell.best_effort.split("+")
+        names = [] if cell.arm in ("latency_alone", BUSY) else cell.best_effort.split("+")
         mode = "plain" if cell.arm == KERNELS else self._mode(cell.arm)
         return [Place("program", name, mode) for name in names]
 
     def _servers(self, cell: Cell) -> list[Place]:
         """The servers of a cell, likewise."""
+        if cell.arm == BUSY:
+            return [Place("server", cell.latency, "plain")]
         if cell.arm == KERNELS or not self.arms[cell.arm].latency:
             return []
         mode = self.scenes[self.name].server_modes.get(cell.arm, self._mode(cell.arm))
@@ -302,10 +324,13 @@ class Runner:
 
     def _cell(self, cell: Cell, processes: Sequence[Place]) -> dict[str, Any]:
         """One cell of programs that are built and paused; they are paused again afterwards."""
-        if cell.arm == KERNELS:
-            found = self.fleet.ask(processes[0], "kernels")
-            return {name: value for name, value in found.items() if name != "event"}
         served = self._servers(cell)
+        if cell.arm in PROFILES:
+            (place,) = processes or [self._server(server) for server in served]
+            found = self.fleet.ask(place, cell.arm)
+            if served:
+                self.fleet.retire(place)
+            return {name: value for name, value in found.items() if name != "event"}
         alone = [process for process in processes if not served and self.fleet.modes[process.mode].managed]
         for process in alone:  # no server, not even an idle one of the cells before
             self.fleet.retire_servers(process.mode)
@@ -473,7 +498,22 @@ def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
                 spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
         made = colocation_rows.results(spread, arms).colocations
         rows += [row.model_copy(update={"scene": scene, "repeat": repeat}) if scene else row for row in made]
-    return Results(meta=cells.meta, rows=rows)
+    made_of = Results(meta=cells.meta, rows=rows)
+    return made_of.model_copy(update={"rows": [stated(made_of, row) if row.scene else row for row in rows]})
+
+
+def stated(results: Results, row: ColocationRow) -> ColocationRow:
+    """A repeat's row with its percentiles, the number of its requests, and best effort of time slices.
+
+    P99 and its ratio are None for fewer requests than bear one.
+    """
+    found: dict[str, object] = {"best_effort_of_time_slices": best_effort_of_time_slices(results, row)}
+    if row.latency_ms:
+        found |= {name: getattr(row.latency_ms, name) for name in ("p50", "p95", "p99", "max")}
+        found["requests"] = row.latency_ms.n
+        if row.latency_ms.n < LEAST_FOR_P99:
+            found |= {"p99": None, "p99_ratio": None}
+    return row.model_copy(update=found)
 
 
 def _rates(outcome: Outcome) -> dict[str, float]:
@@ -482,4 +522,5 @@ def _rates(outcome: Outcome) -> dict[str, float]:
 
 def settings(scene: str, seconds: Any) -> dict[str, Any]:
     """Options of such a benchmark: scenes, servers and arms by commas."""
-    return {"scene": scene, "servers": "", "arms": "", "seconds": seconds, "repeats": 1, "dry": bool}
+    repeats = {"repeats": 1, "repeat": int}
+    return {"scene": scene, "servers": "", "arms": "", "seconds": seconds, **repeats, "dry": bool}

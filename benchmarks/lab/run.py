@@ -37,6 +37,7 @@ from benchmarks.tables import core_table
 TIME_RAN_OUT = 3
 #: The modules that declare them, as `BENCHMARK` or what is named.
 MODULES = {
+    "main": "preempt.benchmark:MAIN",
     "preempt": "preempt.benchmark",
     "breadth": "breadth.benchmark",
     "graphs": "graphs.benchmark",

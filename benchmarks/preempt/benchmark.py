@@ -2,7 +2,7 @@
 
 Servers are started once and kept. `--scene` takes several by commas:
 
-    main      12 programs beside 3 servers
+    main      12 programs beside 3 servers; `run main` is this scene alone, with results of its own
     eager     host-bound servers; `--lengths` adds arms `slices_N` with time slices of N us
     outside   the server is another user's, with a root, a /tmp and a /dev/shm of its own; `slices_inside` is as in main
     several   two best-effort programs beside a server, and one beside two servers
@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cudasched.demo.harness import HarnessError
@@ -36,8 +36,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SERVERS = ("bert_graph", "vit_graph", "recommender")
 EAGER_SERVERS = ("bert_eager", "resnet50_b4", "decode_short")
-#: Requests a second of those, and of the eager ones.
-RATE_HZ, EAGER_RATE_HZ = 150.0, 30.0
+#: Requests a second of those, of the eager ones, and of those in `main`.
+RATE_HZ, EAGER_RATE_HZ, MAIN_RATE_HZ = 150.0, 30.0, 120.0
 #: Of a cell; a Poisson process is short of its mean by less than the share, with the seeds of the first repeats.
 REQUESTS, SPARE = 1000, 1.06
 #: Requests of an eager server come so long before those that are measured.
@@ -68,12 +68,30 @@ OTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "en
 
 ALONE = ("latency_alone", "best_effort_alone", "processes")
 BOTH = ("before", "slices", "cudasched")
-BARE = {**dict.fromkeys(ALONE, "plain"), "mps_priority": "mps_bare", "slices_inside": "slices"}
+#: MPS by itself, and what its two means for unequal clients give the program: a lower priority, half of the SMs.
+MPS = {
+    "mps": {},
+    "mps_priority": {"CUDA_MPS_CLIENT_PRIORITY": "1"},
+    "mps_half": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},
+}
+BARE = {
+    **dict.fromkeys(ALONE, "plain"),
+    **{arm: f"{arm}_bare" for arm in MPS},
+    "best_effort_alone_hooked": "slices",
+    "slices_inside": "slices",
+}
 #: The server is bare beside a program of which best effort alone is under cudasched.
 BARE_SERVERS = {**BARE, "slices": "plain", "slices_inside": "plain"}
 FEW = ("torch_llama_layers", "torch_resnet50", "torch_long_kernels")
 SCENES = {
-    "main": Scene(tuple(itertools.product(PROGRAMS, SERVERS)), (*ALONE, *BOTH, "mps_priority"), BARE, BARE_SERVERS),
+    "main": Scene(
+        tuple(itertools.product(PROGRAMS, SERVERS)),
+        ("latency_alone", "best_effort_alone", "best_effort_alone_hooked", "processes", "slices", "cudasched", *MPS),
+        BARE,
+        BARE_SERVERS,
+        profiled=True,
+        together=(8, 5),
+    ),
     "eager": Scene(tuple(itertools.product(FEW, EAGER_SERVERS)), (*ALONE, *BOTH), BARE, BARE_SERVERS),
     "outside": Scene(
         tuple(itertools.product(FEW, SERVERS[:2])),
@@ -105,7 +123,7 @@ class PreemptFleet(Fleet):
 
     modes: Mapping[str, Mode] = {
         "plain": Mode(managed=False),
-        "mps_bare": Mode(managed=False, mps=True),
+        **{f"{arm}_bare": Mode(managed=False, mps=True, program=environment) for arm, environment in MPS.items()},
         "outside": Mode(managed=False),
         "cudasched": Mode(),
         **{name: Mode(environment=environment) for name, environment in ABLATION.items()},
@@ -198,16 +216,27 @@ def written(cells: CellFile, out: Path, soak: Sequence[Path] = ()) -> None:
         print(core_table(found))
 
 
-BENCHMARK = Benchmark(
-    about="programs of long kernels beside servers, with time slices of their own and without",
-    groups=dict.fromkeys(PROGRAMS, PreemptRunner.measure),
-    whole=PreemptRunner.measure,
-    written=written,
-    settings={
-        **settings("main", (0.0, 2.0)),
-        "rate": RATE_HZ,
-        "eager_rate": EAGER_RATE_HZ,
-        "requests": REQUESTS,
-        "lengths": "",
-    },
+def preempt(about: str, groups: Iterable[str], **usual: object) -> Benchmark:
+    """The declaration of scenes: what may be named by `--only`, and settings by default."""
+    return Benchmark(
+        about=about,
+        groups=dict.fromkeys(groups, PreemptRunner.measure),
+        whole=PreemptRunner.measure,
+        written=written,
+        settings={
+            **settings("main", (0.0, 2.0)),
+            "rate": RATE_HZ,
+            "eager_rate": EAGER_RATE_HZ,
+            "requests": REQUESTS,
+            "lengths": "",
+            **usual,
+        },
+    )
+
+
+BENCHMARK = preempt("programs of long kernels beside servers, with time slices of their own and without", PROGRAMS)
+MAIN = preempt(
+    "12 programs beside 3 servers in every arm; --only PROGRAM/SERVER is a pair",
+    ("/".join(pair) for pair in SCENES["main"].pairs),
+    rate=MAIN_RATE_HZ,
 )
