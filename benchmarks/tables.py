@@ -32,7 +32,7 @@ from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 from benchmarks import spans
 from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
 from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table, p50_of_alone
-from benchmarks.graphs.summary import graphs_figures, graphs_table, is_graphs
+from benchmarks.graphs.summary import ablation_table, graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
 from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs, servers
 from benchmarks.preempt.summary import is_preempt, preempt_table
@@ -143,6 +143,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     """
     if bool(results.figures):
         return f"{core_table(results)}\n{origins(results)}\n"
+    if any(row.predictor for row in results.colocations):
+        return f"{ablation_table(results)}\n{origin(results.meta)}\n"
     if is_preempt(results):
         return f"{preempt_table(results, kind)}\n{origin(results.meta)}\n"
     if is_graphs(results):

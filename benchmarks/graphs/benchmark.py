@@ -59,7 +59,7 @@ class GraphFleet(Fleet):
 
     def _command(self, place: Place) -> list[str]:
         command = super()._command(place)
-        if place.mode == "one_process":
+        if place.mode.startswith("one_process"):
             command += ["--beside", SERVER, "--time-scale", f"{self.backend.scale:g}"]
         return command
 
@@ -96,7 +96,7 @@ class GraphRunner(Runner):
         return min(EARLY_S, cell.seconds) if managed and self.session.rehearsal else EARLY_S * managed
 
     def _servers(self, cell: Cell) -> list[Place]:
-        own = cell.arm != KERNELS and self._mode(cell.arm) == "one_process"
+        own = cell.arm != KERNELS and self._mode(cell.arm).startswith("one_process")
         return self._processes(cell) if own else super()._servers(cell)
 
     def _counted(self, cell: Cell, processes: Sequence[Place], servers: Sequence[Place]) -> dict[str, Any]:

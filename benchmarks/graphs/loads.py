@@ -15,6 +15,7 @@ With `tiny` the shapes are small enough for a test on a CPU, where nothing is ca
 from __future__ import annotations
 
 import itertools
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.breadth.programs import (  # noqa: E402
+    SEED,
     Program,
     Steps,
     batches,
@@ -318,6 +320,29 @@ def piecewise_updated(tiny: bool) -> Steps:
     yield from pieces(tiny, updated=True)
 
 
+def torch_varying(tiny: bool) -> Steps:
+    """A transformer trained on sentences whose lengths keep changing, so that the shapes of most launches are new."""
+    import torch
+    from torch import nn
+
+    yield
+    device = torch_device()
+    width, heads, layers, batch, longest = (32, 2, 1, 2, 16) if tiny else (768, 12, 12, 16, 512)
+    with torch.device(device):
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+        model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        sentences = torch.randn(batch, longest, width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5, fused=device == "cuda")
+    lengths = random.Random(SEED)
+    while True:
+        inputs = sentences[:, : lengths.randint(longest // 16, longest)]
+        loss = nn.functional.mse_loss(model(inputs), inputs)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.detach()
+
+
 LOADS = {
     "whole_step": Program(whole_step),
     "compiled_inference": Program(compiled_inference, compiles=True),
@@ -329,6 +354,10 @@ LOADS = {
     "jax_updated": Program(jax_updated, compiles=True),
     "decode_updated": Program(decode_updated),
     "piecewise_updated": Program(piecewise_updated),
+}
+#: Those of the ablation of the predictor.
+ABLATED = {name: LOADS[name] for name in ("whole_step", "decode", "piecewise")} | {
+    "torch_varying": Program(torch_varying, read_every=20)
 }
 
 

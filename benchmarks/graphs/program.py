@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "python" / "cudasched" / "demo"), str(ROOT / "benchmarks" / "breadth")]
 
 from benchmarks.breadth import program as breadth_program  # noqa: E402
-from benchmarks.graphs.loads import LOADS  # noqa: E402
+from benchmarks.graphs.loads import ABLATED, LOADS  # noqa: E402
 
 
 def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]:
@@ -78,7 +78,7 @@ class Beside:
 
 def main() -> int:
     """Entry point."""
-    return breadth_program.main(LOADS, simulated_steps, Beside)
+    return breadth_program.main(LOADS | ABLATED, simulated_steps, Beside)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     "jax": ((30, 45, 120, 20) * 12, 2),
     "decode": ((8, 12, 20) * 8, 1),
     "piecewise": ((20, 35, 15, 20), 8),
+    "torch_varying": (tuple(12 + 7 * (i * 37 % 29) for i in range(30)), 2),
 }
 
 

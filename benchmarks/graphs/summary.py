@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from benchmarks.breadth.summary import bounds
 from benchmarks.figures import best_effort_of_time_slices, few_requests, ratio_cell
 from benchmarks.graphs.loads import LOADS
@@ -15,6 +17,7 @@ SLICED = {
 }
 #: The arms beside them.
 WHOLE = {"processes": "time slices", "cudasched_two_processes_whole": "two processes, whole graphs"}
+PREDICTORS = ("trees", "history", "constant", "oracle")
 #: Where kernels are long, the bound and 5% count instead.
 LONG_KERNELS_US, BOUND_MARGIN = 500.0, 1.05
 #: Of what is left.
@@ -62,6 +65,33 @@ def graphs_figures(results: Results) -> str:
         if any(cells):
             lines.append(f"| {load} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def ablation_table(results: Results) -> str:
+    """A line a scene, program and mode: latency over alone and best effort with each predictor; medians of repeats."""
+    rows = [row for row in results.colocations if row.predictor]
+    predictors = [name for name in PREDICTORS if any(row.predictor == name for row in rows)]
+    lines = [
+        "P50/P99 over alone, best effort of that in time slices: medians of repeats, in brackets least to most.",
+        "",
+        f"| scene | program | mode | {' | '.join(predictors)} |",
+        f"|---|---|---|{'---|' * len(predictors)}",
+    ]
+    for line in dict.fromkeys((row.scene, row.best_effort_load, row.mode) for row in rows):
+        own = [row for row in rows if (row.scene, row.best_effort_load, row.mode) == line]
+        cells = [_medians([row for row in own if row.predictor == name]) for name in predictors]
+        lines.append(f"| {' | '.join([*line, *cells])} |")
+    return "\n".join(lines) + "\n" + few_requests(rows)
+
+
+def _medians(rows: list[ColocationRow]) -> str:
+    shown = []
+    for name, form in (("p50_ratio", ".2f"), ("p99_ratio", ".2f"), ("best_effort_of_time_slices", ".1%")):
+        values = [value for row in rows if (value := getattr(row, name)) is not None]
+        if values:
+            spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+            shown.append(f"{statistics.median(values):{form}}{spread}")
+    return " / ".join(shown)
 
 
 def allowed_p99_ms(row: ColocationRow, goal: float) -> float | None:

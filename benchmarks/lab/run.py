@@ -41,6 +41,7 @@ MODULES = {
     "preempt": "preempt.benchmark",
     "breadth": "breadth.benchmark",
     "graphs": "graphs.benchmark",
+    "ablation": "graphs.ablation",
     "colocation": "colocation.benchmark",
     "scheduler": "colocation.benchmark:SCHEDULED",
     "colocation_predictor": "colocation.benchmark:UNSEEN",

@@ -114,6 +114,7 @@ class ColocationRow(Strict):
             it is known, ratios of latencies are of those at one pace of the host.
         over_strict: Of an arm that was measured under `strict`, too.
         p50_ratio_per_repeat: What `p50_ratio` is the median of, where repeats are paired.
+        predictor: What predicts, where this is compared.
         p50: With `p95`, `p99` and `max`, of `requests` requests, ms; P99 is None for fewer than 1,000.
         best_effort_of_time_slices: Best effort over that in plain time slices of the same repeat.
         p50_ratio_interval: 95% interval of `p50_ratio`, by the bootstrap over the requests of both.
@@ -162,6 +163,7 @@ class ColocationRow(Strict):
     over_strict: OverStrict | None = None
     p50_ratio_per_repeat: list[float] = []
     p99_ms_per_repeat: list[float] = []
+    predictor: Literal["trees", "history", "constant", "oracle"] | None = None
     p50: Positive | None = None
     p95: Positive | None = None
     p99: Positive | None = None
