@@ -66,6 +66,7 @@ MODULES = {
     "hardening": "hardening.benchmark",
     "advise": "advise.benchmark",
     "reach": "reach.benchmark",
+    "lab": "lab.counts",
 }
 Group = Callable[[Session], Found | None]
 
