@@ -37,7 +37,9 @@ HOST_BOUND_ARMS: Mapping[str, tuple[str, str, str]] = {
 #: The same beside long kernels.
 PREEMPT_ARMS: Mapping[str, tuple[str, str, str]] = {
     "processes": ("time slices", "x", "#b2182b"),
+    "mps": ("MPS", "1", "#c2a5cf"),
     "mps_priority": ("MPS, priority", "+", "#762a83"),
+    "mps_half": ("MPS, half of the SMs", "2", "#9970ab"),
     "before": ("both under cudasched, before", "s", "#f4a582"),
     "slices": ("slices: best effort alone under cudasched", "o", "#4dac26"),
     "cudasched": ("both under cudasched", "D", "#2166ac"),

@@ -494,7 +494,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot_programs(load(RESULTS / "breadth.json"), "bert_graph", IMAGES / "breadth.png")
         plot_programs(load(RESULTS / "graphs.json"), "bert_graph", IMAGES / "graphs.png")
         plot_host_bound(load(RESULTS / "host_bound.json"), IMAGES / "host_bound.png")
-        plot_preempt(load(RESULTS / "preempt.json"), IMAGES / "preempt.png")
+        newest = next(path for name in ("main", "preempt") if (path := RESULTS / f"{name}.json").exists())
+        plot_preempt(load(newest), IMAGES / "preempt.png")
         picture(load(RESULTS / "scheduler.json"), IMAGES / "overview.png")
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)

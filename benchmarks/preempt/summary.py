@@ -313,7 +313,8 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
     names = [SHOWN.get(arm, arm.replace("_", " ")) for arm in arms]
     first = next(iter(own[0].values()))
     lines = [
-        f"`{server}`, {first.arrivals} {first.rate_hz:g}/s: P50/P99 ms, then best effort of that in time slices.",
+        f"`{server}`, {first.arrivals} {first.rate_hz:g}/s: P50/P99 ms{_with_interval(own)}, then best effort of that "
+        "in time slices.",
         "",
         f"| beside | {' | '.join(names)} | {' | '.join(f'best effort, {SHOWN.get(arm, arm)}' for arm in kept)} |",
         f"|---|{'---|' * (len(arms) + len(kept))}",
@@ -327,8 +328,18 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
     return "\n".join(lines) + "\n" + few_requests(row for group in own for row in group.values())
 
 
+def _with_interval(groups: Iterable[Group]) -> str:
+    has = any(row.p99_ratio_interval for group in groups for row in group.values())
+    return " (95% interval of P99 over alone)" if has else ""
+
+
 def _latency(rows: Sequence[ColocationRow]) -> str:
+    """P50 and P99, medians of repeats, and the interval of P99 over alone."""
     known = [row.latency_ms for row in rows if row.latency_ms]
     if not known:
         return ""
-    return "/".join(f"{statistics.median(values):.2f}" for values in ([k.p50 for k in known], [k.p99 for k in known]))
+    shares = ([k.p50 for k in known], [k.p99 for k in known])
+    said = "/".join(f"{statistics.median(values):.2f}" for values in shares)
+    ratios = [row.p99_ratio for row in rows if row.p99_ratio]
+    interval = rows[0].p99_ratio_interval if len(rows) == 1 else of_repeats([ratios], statistics.median)
+    return said if interval is None else f"{said} ({interval[0]:.2f} to {interval[1]:.2f}x)"

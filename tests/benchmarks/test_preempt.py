@@ -284,7 +284,7 @@ def test_each_repeat_has_rows_of_its_own_and_several_programs_count_together(tmp
 def test_the_table_is_of_one_server_and_the_plot_has_a_mark_a_cell(tmp_path: Path, drawn: list[Figure]) -> None:
     made = results(filled(tmp_path / "preempt.cells", 2.1, 0.98))
     table = preempt_table(made)
-    assert "| torch_attention | 2.00/2.00 | 6.00/6.00 | 4.00/4.00 | 2.10/2.10 | 2.10/2.10 | " in table
+    assert "| torch_attention | 2.00/2.00 | 6.00/6.00 (3.00 to 3.00x) | 4.00/4.00 (2.00 to 2.00x) | 2.10/2.10 (1" in table
     assert "98.0%" in table and "torch_lstm" not in table
     assert "fewer than" not in table
     assert "torch_lstm" in tables.table_of(made, "vit_graph")
