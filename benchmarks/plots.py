@@ -54,12 +54,6 @@ PREEMPT_RATIOS = (0.8, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 300, 1000, 3000)
 HOST_BOUND_RATIOS = (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 18)
 
 
-def servers(results: Results) -> list[str]:
-    """The servers that have a row with a P99 over alone."""
-    rows = results.colocations
-    return list(dict.fromkeys(row.latency_load for row in rows if row.p99_ratio and row.arm in ARMS))
-
-
 def plot_programs(results: Results, server: str, path: Path) -> bool:
     """Draws P99 over alone and best effort of what is left, of each program beside a server, in each arm that it has.
 

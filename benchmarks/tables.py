@@ -13,10 +13,8 @@ default the first, `table:breadth:limits` what the cells with the least best eff
 lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
 (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of
 the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but
-a line that says so. `--plots DIR` also writes a plot of each pair of loads, every arm in it, in the files of the
-colocation and graphs benchmarks, one of all programs for each server in those of the breadth and graphs benchmarks,
-one of preempt.json, and of the figures of kernels.json (kernels.png, device.png, tuner.png), as the benchmarks of these
-write them beside theirs.
+a line that says so. `--pictures` draws those
+of README and docs anew.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadt
 from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table, p50_of_alone
 from benchmarks.graphs.summary import ablation_table, graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
-from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs, servers
+from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs
 from benchmarks.preempt.summary import is_preempt, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
@@ -429,19 +427,6 @@ def plot_beside(path: Path) -> None:
         plot_figures(load(path), path.parent)
 
 
-def write_plots(made: Results, out: Path) -> None:
-    """One plot for each pair of loads, beside the results."""
-    pairs: dict[tuple[str, str, str], list[ColocationRow]] = {}
-    for row in made.colocations:
-        if row.latency_ms:
-            pairs.setdefault((row.latency_load, row.best_effort_load, row.arrivals), []).append(row)
-    for names, rows in pairs.items():
-        title = f"{names[0]} ({names[2]}, {rows[0].rate_hz:g}/s) beside {names[1]}, {made.meta.gpu}"
-        if not plot([row.model_dump() for row in rows], out.with_name(f"{out.stem}-{'-'.join(names)}.png"), title):
-            print(HOW_TO_GET_MATPLOTLIB)
-            return
-
-
 def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
     """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
     rows = results.colocations
@@ -455,7 +440,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. The exit status is 1 for stale tables under `--check` and for errors."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
-    parser.add_argument("--plots", type=Path, help="write plots of colocations to this directory")
     parser.add_argument("--pictures", action="store_true", help="write those of README and docs into docs/images")
     options = parser.parse_args(arguments)
     stale, wrong = [], []
@@ -478,18 +462,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wrong:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
-    if options.plots:
-        plot_figures(load(RESULTS / "kernels.json"), options.plots)
-        for path in sorted(RESULTS.glob("*.json")):
-            results = load(path)
-            if is_preempt(results):
-                plot_preempt(results, options.plots / f"{path.stem}.png")
-                continue
-            if not is_breadth(results):
-                write_plots(results, options.plots / path.name)
-            if is_breadth(results) or is_graphs(results):
-                for server in servers(results):
-                    plot_programs(results, server, options.plots / f"{path.stem}-{server}.png")
     if options.pictures:
         plot_programs(load(RESULTS / "breadth.json"), "bert_graph", IMAGES / "breadth.png")
         plot_programs(load(RESULTS / "graphs.json"), "bert_graph", IMAGES / "graphs.png")
@@ -497,6 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         newest = next(path for name in ("main", "preempt") if (path := RESULTS / f"{name}.json").exists())
         plot_preempt(load(newest), IMAGES / "preempt.png")
         picture(load(RESULTS / "scheduler.json"), IMAGES / "overview.png")
+        plot_figures(load(RESULTS / "kernels.json"), IMAGES)
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)
         return 1

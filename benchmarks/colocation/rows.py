@@ -223,6 +223,11 @@ def _rows(
             for share in ("p50", "p95", "p99")
         }
         p50_ratios: list[float] = []
+        intervals = {
+            f"p{percent}_ratio_interval": _interval(repeats, compared, load, percent / 100)
+            for percent in (50, 99)
+            if arm.best_effort and not paired
+        }
         if paired and measured and compared_summary:
             measured = measured.model_copy(update={"p99": percentile(repeats.pooled(load), 0.99)})
             compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
@@ -249,12 +254,7 @@ def _rows(
                     latency_ms=measured,
                     alone_ms=compared_summary,
                     **ratios,
-                    p50_ratio_interval=None
-                    if paired or compared is repeats
-                    else _interval(repeats, compared, load, 0.50),
-                    p99_ratio_interval=None
-                    if paired or compared is repeats
-                    else _interval(repeats, compared, load, 0.99),
+                    **intervals,
                     bound_p99_ms=bound[0] if bound else None,
                     bound_from=bound[1] if bound else None,
                     best_effort_per_s=per_s,

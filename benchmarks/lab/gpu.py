@@ -44,13 +44,15 @@ def refuse_busy() -> None:
 def refuse_strangers() -> None:
     """While the benchmark runs: a process that is neither a descendant of this one nor MPS's.
 
-    A number that is no process here is of another pid namespace and may be the benchmark's own.
+    NVML may number processes of another pid namespace; only where one of the benchmark's own is among them, the others
+    are judged.
 
     Raises:
         BusyGpuError: Names them.
     """
-    strangers = {pid: name for pid, name in meta.gpu_processes().items() if _is_stranger(pid, name)}
-    if strangers:
+    here = {pid: name for pid, name in meta.gpu_processes().items() if _runs(pid, name)}
+    strangers = {pid: name for pid, name in here.items() if not _is_own(pid)}
+    if strangers and len(strangers) < len(here):
         raise BusyGpuError(f"the GPU is busy with {_named(strangers)}, which the benchmark did not start")
 
 
@@ -69,19 +71,22 @@ def _named(found: dict[int, str]) -> str:
     return ", ".join(f"process {pid} ({name})" for pid, name in sorted(found.items()))
 
 
-def _is_stranger(pid: int, name: str) -> bool:
+def _runs(pid: int, name: str) -> bool:
+    """Whether this process runs such a program, other than MPS, here."""
+    place = PROC / str(pid)
     program = Path(name).name
     try:
-        first = (PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0]
-        if program.startswith(MPS) or program not in (
-            Path(os.fsdecode(first)).name,
-            (PROC / str(pid) / "exe").resolve().name,
-        ):
-            return False
-        while pid > 1:
-            if pid == os.getpid():
-                return False
-            pid = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        first = os.fsdecode((place / "cmdline").read_bytes().partition(b"\0")[0])
+        return not program.startswith(MPS) and program in (Path(first).name, (place / "exe").resolve().name)
     except OSError:
         return False
-    return True
+
+
+def _is_own(pid: int) -> bool:
+    """Whether it is this process or a descendant, or has ended."""
+    try:
+        while pid > 1 and pid != os.getpid():
+            pid = int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return True
+    return pid > 1

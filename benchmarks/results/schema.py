@@ -481,9 +481,6 @@ def merge(path: Path, meta: Meta, rows: Sequence[Row]) -> Results:
     return results
 
 
-merge_figures = merge
-
-
 def replace(path: Path, text: str) -> None:
     """Writes `text` to a file that takes the place of `path` in one step.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -30,8 +29,6 @@ from benchmarks.results.schema import ColocationRow, load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "preempt.sh"
 DATE = "2026-11-27T00:00:00+00:00"
 TRIES = 5
 #: Requests begin so long before those that count (cudasched/demo/client.py).
@@ -284,7 +281,9 @@ def test_each_repeat_has_rows_of_its_own_and_several_programs_count_together(tmp
 def test_the_table_is_of_one_server_and_the_plot_has_a_mark_a_cell(tmp_path: Path, drawn: list[Figure]) -> None:
     made = results(filled(tmp_path / "preempt.cells", 2.1, 0.98))
     table = preempt_table(made)
-    assert "| torch_attention | 2.00/2.00 | 6.00/6.00 (3.00 to 3.00x) | 4.00/4.00 (2.00 to 2.00x) | 2.10/2.10 (1" in table
+    assert (
+        "| torch_attention | 2.00/2.00 | 6.00/6.00 (3.00 to 3.00x) | 4.00/4.00 (2.00 to 2.00x) | 2.10/2.10 (1" in table
+    )
     assert "98.0%" in table and "torch_lstm" not in table
     assert "fewer than" not in table
     assert "torch_lstm" in tables.table_of(made, "vit_graph")
@@ -330,11 +329,3 @@ def test_a_program_that_fails_costs_its_own_cells_alone(
     first, second = list(PROGRAMS)[:2]
     assert "ended with status" in str(outcomes[first, "slices"].error)
     assert outcomes[second, "slices"].result and outcomes[first, "latency_alone"].result
-
-
-def test_the_script_only_says_what_it_would_run() -> None:
-    environment = os.environ | {"DRY": "1", "LIMIT_S": "500"}
-    done = subprocess.run([str(SCRIPT), "out", "--scene", "several"], env=environment, capture_output=True, text=True)
-    said = "-m benchmarks spread preempt --out out/preempt.json --minutes 8.33 --scene several"
-    assert done.stdout.strip().endswith(said), done.stderr
-    assert subprocess.run([str(SCRIPT)], capture_output=True, check=False).returncode == 2

@@ -21,7 +21,6 @@ from benchmarks.results.schema import (
     TracingRow,
     load,
     merge,
-    merge_figures,
 )
 
 
@@ -100,10 +99,10 @@ def test_figures_of_several_machines_in_one_file_say_where_each_was_measured(tmp
     path = tmp_path / "observe.json"
     row = FigureRow(figure="found", value=1, goal=0.95, better="more", low=1, high=1, n=48, limited_by="")
     here = META.model_copy(update={"gpu": "none (A processor)", "driver": None, "cuda": None, "torch": None})
-    merge_figures(path, here, [row.model_copy(update={"figure": name}) for name in ("paint", "kB")])
+    merge(path, here, [row.model_copy(update={"figure": name}) for name in ("paint", "kB")])
     assert "`paint`" not in tables.rendered("<!-- table:observe -->\n<!-- end -->\n", tmp_path).splitlines()[-2]
-    merge_figures(path, META.model_copy(update={"gpu": "NVIDIA H200", "commit": "recorded"}), [row])
-    later = merge_figures(path, here.model_copy(update={"commit": "later"}), [row.model_copy(update={"figure": "kB"})])
+    merge(path, META.model_copy(update={"gpu": "NVIDIA H200", "commit": "recorded"}), [row])
+    later = merge(path, here.model_copy(update={"commit": "later"}), [row.model_copy(update={"figure": "kB"})])
     assert [each.figure for each in later.figures] == ["paint", "kB", "found"]
     assert later.meta.gpu == "NVIDIA H200"
     text = tables.rendered("<!-- table:observe -->\n<!-- end -->\n", tmp_path)

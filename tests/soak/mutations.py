@@ -36,7 +36,7 @@ from cudasched import hook
 
 from benchmarks.hardening import damage
 from benchmarks.meta import command_line, current_commit
-from benchmarks.results.schema import FigureRow, Meta, merge_figures
+from benchmarks.results.schema import FigureRow, Meta, merge
 
 KINDS = ("parquet", "spaces", "space_recordings", "databases", "tokens", "layers")
 PATIENCE_S = 30.0
@@ -334,7 +334,7 @@ def main() -> int:
             sm_clock_mhz=None,
             command=command_line(),
         )
-        merge_figures(options.out, meta, rows)
+        merge(options.out, meta, rows)
     return 1 if failed or wrong else 0
 
 
