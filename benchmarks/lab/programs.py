@@ -46,6 +46,7 @@ class Scene:
     Attributes:
         pairs: Programs and the server, or servers, that each is beside; both joined by +.
         arms: In the order in which they take turns.
+        optional: Arms behind these where `--arms` names them.
         modes: Which of a program's processes an arm runs, where that has not its name.
         server_modes: Which of a server's, where that is not the program's.
         profiled: Kernel durations of programs and GPU time of servers' requests are recorded after the other cells.
@@ -56,6 +57,7 @@ class Scene:
     arms: tuple[str, ...]
     modes: Mapping[str, str] = field(default_factory=dict)
     server_modes: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     profiled: bool = False
     together: tuple[int, int] = (7, 5)
 
@@ -158,7 +160,7 @@ class Runner:
         asked = [arm for arm in self.options.arms.split(",") if arm]
         if unknown := [arm for arm in asked if arm not in self.arms]:
             raise HarnessError(f"--arms: {', '.join(unknown)}; there are {', '.join(known)}")
-        arms = asked or list(known)
+        arms = [arm for arm in (*known, *self.scenes[scene].optional) if arm in (asked or known)]
         if self.session.rehearsal:  # whose driver has no MPS
             arms = [arm for arm in arms if self.arms[arm].mode != "mps"]
         first, later = self.scenes[scene].together

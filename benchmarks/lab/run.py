@@ -211,11 +211,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _write(benchmark: Benchmark, session: Session) -> None:
     """Writes the figures that there are, beside those of others that the file has, and what the benchmark adds."""
     found = {**session.found, **(benchmark.find(session.store.done) if benchmark.find else {})}
-    limits = {**benchmark.limits, **session.limits, **session.options.limited_by}
+    limits = {**benchmark.limits, **session.limits}
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if not benchmark.gpu and load > cores:
         limits |= dict.fromkeys(found, f"other work on this machine (a load of {load:.0f} on {cores} cores)")
-    rows = judged(benchmark.goals, found, limits)
+    rows = judged(benchmark.goals, found, limits | session.options.limited_by)
     if rows:
         results = merge_rows(session.out, session.meta, rows)
         print(core_table(results.model_copy(update={"rows": rows})))

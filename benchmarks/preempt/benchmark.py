@@ -89,6 +89,7 @@ SCENES = {
         ("latency_alone", "best_effort_alone", "best_effort_alone_hooked", "processes", "slices", "cudasched", *MPS),
         BARE,
         BARE_SERVERS,
+        optional=("before",),
         profiled=True,
         together=(8, 5),
     ),

@@ -179,6 +179,8 @@ def test_options_that_have_no_meaning_are_refused(tmp_path: Path) -> None:
         ("main", 0): [("torch_lstm", "vit_graph")]
     }
     assert "mps_priority" not in runner_of(tmp_path, "--rehearse").turns
+    assert runner_of(tmp_path, "--arms", "before,slices,slices_inside").turns == ["slices", "before"]
+    assert "before" not in runner_of(tmp_path).turns
 
 
 def test_figures_are_met_and_missed(tmp_path: Path) -> None:
