@@ -15,7 +15,7 @@ from cudasched.demo.harness import Arm
 
 from benchmarks.colocation.cells import CellFile
 from benchmarks.figures import few_requests
-from benchmarks.lab.intervals import of_repeats, too_few
+from benchmarks.lab.intervals import Interval, of_repeats, too_few
 from benchmarks.preempt.programs import LONG_KERNELS
 from benchmarks.results.schema import ColocationRow, FigureRow, Results
 
@@ -165,6 +165,7 @@ class Promise:
         goal: Of the figure.
         better: Whether less or more is better.
         take: How the values of all groups are one.
+        ends: The interval of a value over the requests of one repeat.
         arms: Which.
     """
 
@@ -173,6 +174,7 @@ class Promise:
     goal: float
     better: Literal["less", "more"] = "less"
     take: Callable[[Sequence[float]], float] = statistics.median
+    ends: Callable[[Group, str], Interval | None] = lambda group, arm: None
     arms: Sequence[str] = PROMISED
 
     def values(self, groups: Iterable[Group]) -> list[float]:
@@ -186,7 +188,10 @@ class Promise:
         return self.take(values) if values else None
 
     def judged(self, name: str, results: Results) -> list[FigureRow]:
-        """The figure's row, where there is a value; its interval is over the repeats of each pair."""
+        """The figure's row, where there is a value.
+
+        Its interval is over the repeats of each pair; of one repeat it is the figure of all low and of all high ends.
+        """
         groups = groups_of(results, self.scene)
         values = self.values(groups)
         if not values:
@@ -195,6 +200,10 @@ class Promise:
         for group in groups:
             row = next(iter(group.values()))
             pairs.setdefault((row.best_effort_load, row.latency_load, row.other_latency), []).append(group)
+        known = [(group, arm) for group in groups for arm in self.arms if self.value(group, arm) is not None]
+        ends = [interval for each in known if (interval := self.ends(*each))]
+        of_one = (self.take([low for low, _ in ends]), self.take([high for _, high in ends])) if ends else None
+        once = len(pairs) == len(groups) and len(ends) == len(known)
         return [
             FigureRow.judged(
                 figure=name,
@@ -205,9 +214,23 @@ class Promise:
                 high=max(values),
                 n=len(values),
                 limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_", "", name), ""),
-                interval=of_repeats(list(pairs.values()), self.of),
+                interval=of_repeats(list(pairs.values()), self.of) or (of_one if once else None),
             )
         ]
+
+
+def _ends(percentile: Literal["p50", "p99"], in_ms: bool) -> Callable[[Group, str], Interval | None]:
+    """The interval of a percentile over alone, or by how much it is above alone, ms, where requests have one."""
+
+    def ends(group: Group, arm: str) -> Interval | None:
+        row = group[arm]
+        interval: Interval | None = getattr(row, f"{percentile}_ratio_interval")
+        if interval is None or row.alone_ms is None or not in_ms:
+            return interval
+        alone_ms = getattr(row.alone_ms, percentile)
+        return (interval[0] - 1) * alone_ms, (interval[1] - 1) * alone_ms
+
+    return ends
 
 
 def _p50_excess(group: Group, arm: str) -> float | None:
@@ -222,12 +245,12 @@ PROMISES = {
     f"{arm}_{name}": replace(promise, arms=(arm,))
     for arm in PROMISED
     for name, promise in {
-        "p99_excess_ms_median": Promise("main", excess, 0.30),
-        "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max),
-        "p99_ratio_median": Promise("main", long_ratio, 1.25),
-        "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max),
-        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15),
-        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max),
+        "p99_excess_ms_median": Promise("main", excess, 0.30, ends=_ends("p99", in_ms=True)),
+        "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max, ends=_ends("p99", in_ms=True)),
+        "p99_ratio_median": Promise("main", long_ratio, 1.25, ends=_ends("p99", in_ms=False)),
+        "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max, ends=_ends("p99", in_ms=False)),
+        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15, ends=_ends("p50", in_ms=True)),
+        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max, ends=_ends("p50", in_ms=True)),
         "best_effort_median": Promise("main", share, 0.99, "more"),
         "best_effort_worst": Promise("main", share, 0.96, "more", min),
         "excess_of_before": Promise("main", of_before, 0.3),

@@ -200,7 +200,9 @@ def test_figures_are_met_and_missed(tmp_path: Path) -> None:
 def test_a_figure_is_met_only_with_all_of_its_interval(tmp_path: Path) -> None:
     cells = filled(tmp_path / "preempt.cells", 2.1, 1.0)
     once = {row.figure: row for row in figures(results(cells)).figures}
-    assert once["slices_p99_ratio_worst"].interval is None, "one repeat"
+    assert once["slices_best_effort_worst"].interval is None, "one repeat, and no requests"
+    assert once["slices_p99_ratio_worst"].interval == pytest.approx((1.05, 1.05)), "over requests"
+    assert once["slices_p99_excess_ms_median"].interval == pytest.approx((0.1, 0.1))
     for pair, ms in ((("torch_attention", "bert_graph"), 2.2), (("torch_lstm", "vit_graph"), 2.7)):
         add(cells, "main", "latency_alone", pair, 2.0, 0.0, repeat=1)
         add(cells, "main", "slices", pair, ms, 9.0, repeat=1)
