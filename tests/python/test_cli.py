@@ -336,6 +336,15 @@ def test_coverage_that_the_engine_cannot_count_fails(cudasched: Run, simulated: 
     assert "not counted" in done.stderr and "launcher.py" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "options", [["run", "--check-coverage"], ["collect", "-o", "x.parquet", "--timing", "events"], ["run"]]
+)
+def test_a_program_of_the_working_directory_is_found(cudasched: Run, simulated: Path, options: list[str]) -> None:
+    """Guards "./": `Path` drops it, and `subprocess` looks for what is left on the PATH."""
+    shutil.copy("/bin/echo", "here")
+    assert cudasched(*options, "--", "./here", "started").stdout == "started\n"
+
+
 def test_a_counted_program_killed_by_a_signal(cudasched: Run, simulated: Path) -> None:
     done = cudasched("run", "--check-coverage", "--", "sh", "-c", "kill -KILL $$")
     assert done.returncode == 128 + signal.SIGKILL

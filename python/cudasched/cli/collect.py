@@ -19,7 +19,7 @@ from cudasched._output import Output
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.coverage import find_cupti
-from cudasched.cli.program import ProgramError, find_program, unreached
+from cudasched.cli.program import ProgramError, executable, find_program, unreached
 from cudasched.cli.run import configure
 from cudasched.collect._dataset import arrow, claim, convert, journals_of
 from cudasched.collect._journal import scan
@@ -133,7 +133,7 @@ def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], 
     try:
         process = subprocess.Popen(
             program,
-            executable=path,
+            executable=executable(path),
             env=environment,
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
         )

@@ -18,7 +18,7 @@ from cudasched._document import document
 from cudasched._scratch import Scratch
 from cudasched._table import PIPE_COLUMNS, Column, fitted
 from cudasched._text import printable
-from cudasched.cli.program import ProgramError
+from cudasched.cli.program import ProgramError, executable
 
 __all__ = ["Report", "find_cupti", "read_reports", "run_counted", "verdict"]
 
@@ -171,7 +171,7 @@ def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) ->
         try:
             process = subprocess.Popen(
                 program,
-                executable=path,
+                executable=executable(path),
                 env=environment,
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cudasched.errors import Error
 
-__all__ = ["ProgramError", "Unreached", "find_program", "unreached"]
+__all__ = ["ProgramError", "Unreached", "executable", "find_program", "unreached"]
 
 _NOT_FOUND = 127
 _CANNOT_RUN = 126
@@ -58,6 +58,15 @@ def find_program(name: str, search_path: str) -> Path:
     if not os.access(path, os.X_OK):
         raise ProgramError(f"{path} is not executable; chmod +x it, or name its interpreter")
     return path
+
+
+def executable(path: Path) -> str:
+    """A program's file for `subprocess`, which would look for a name without a slash on the PATH.
+
+    Args:
+        path: Where it is; `Path` has dropped the "./" of a relative one.
+    """
+    return os.path.join(os.curdir, path)
 
 
 @dataclass(frozen=True)
