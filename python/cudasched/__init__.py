@@ -165,7 +165,8 @@ def _activate(as_program: bool = False) -> None:
         install()
     except (HookError, OSError) as error:
         note_not_installed(str(error))
-        text = f"{error}; cudasched has no effect in this process"
+        place = "interpreter" if "sub-interpreter" in str(error) else "process"
+        text = f"{error}; cudasched has no effect in this {place}"
         if "ipykernel" in sys.modules and str(error).startswith("CUDA is loaded already"):
             text = "CUDA is loaded already, so cudasched has no effect in this notebook.\n" + (
                 "Restart the kernel and import cudasched first, before torch."
