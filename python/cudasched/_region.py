@@ -152,6 +152,8 @@ class region:  # noqa: N801  used like a function
         Raises:
             ConfigError: It is no function.
         """
+        if isinstance(function, (staticmethod, classmethod)):
+            return type(function)(self(function.__func__))
         if isinstance(function, type) or not callable(function):
             raise ConfigError(f"{self!r} cannot decorate {shown(function)}: it is no function or method")
         wrapper: Callable[..., Any]
@@ -602,6 +604,12 @@ def _checked(client_class: object, priority: object, slo_ms: object) -> Config:
         return _known(client_class, priority, slo_ms)
     except TypeError:  # what cannot be looked up is wrong too, and is told so
         return check_region(client_class, priority, slo_ms)
+    except ConfigError:
+        if callable(client_class):  # @cudasched.region, without its parentheses
+            raise ConfigError(
+                f'{shown(client_class)} is no class of launches: decorate it with @cudasched.region("latency")'
+            ) from None
+        raise
 
 
 _LONGEST_NAME = 63

@@ -399,6 +399,28 @@ def test_what_is_no_function_is_not_decorated(engine: Engine, odd: Any) -> None:
         cudasched.region("latency")(odd)
 
 
+def test_static_and_class_methods_are_decorated_from_outside(engine: Engine) -> None:
+    class Model:
+        @cudasched.region("latency")
+        @staticmethod
+        def alone() -> str | None:
+            return engine.current()
+
+        @cudasched.region("latency")
+        @classmethod
+        def of_class(cls) -> tuple[type, str | None]:
+            return cls, engine.current()
+
+    for model in (Model, Model()):
+        assert (model.alone(), model.of_class()) == ("latency", (Model, "latency"))
+    assert engine.nothing_open()
+
+
+def test_a_decorator_without_its_parentheses_is_named() -> None:
+    with pytest.raises(cudasched.ConfigError, match=r'decorate it with @cudasched.region\("latency"\)'):
+        cudasched.region(len)  # type: ignore[arg-type]
+
+
 def test_what_a_plain_function_returns_goes_on_in_its_region(engine: Engine) -> None:
     async def work() -> str | None:
         await asyncio.sleep(0)
