@@ -140,6 +140,12 @@ def test_a_client_is_seen_and_changed_by_http(server: Serving) -> None:
         assert server.ask(path)[0] == 404
 
 
+def test_a_body_without_its_type_is_told_so(server: Serving) -> None:
+    plain = {"content-type": "text/plain"}
+    status, answer, _ = server.ask("api/v1/clients/" + "1" * 16, "PATCH", {"weight": 2}, **plain)
+    assert status == 422 and "content-type: application/json" in answer["detail"]
+
+
 def test_a_client_that_is_stopped_during_the_request(server: Serving) -> None:
     with program("train.py") as running:
         client = server.client("train.py")

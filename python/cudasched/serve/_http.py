@@ -139,11 +139,14 @@ def _refused(_: Request, error: Exception) -> Response:
     return JSONResponse({"detail": str(error)}, status_code=_STATUS[error.failure])
 
 
-def _invalid(_: Request, error: Exception) -> Response:
+def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return JSONResponse({"detail": one_line(f"{where}: {first['msg']}")[:500]}, status_code=422)
+    why = first["msg"]
+    if where == "body" and "json" not in request.headers.get("content-type", ""):
+        why = "JSON is needed, with the header content-type: application/json"
+    return JSONResponse({"detail": one_line(f"{where}: {why}")[:500]}, status_code=422)
 
 
 def _failed(_: Request, error: Exception) -> Response:
