@@ -138,14 +138,17 @@ class Callers:
         self, token: str, limits: Limits | None = None, refused: Callable[[str], None] = lambda address: None
     ) -> None:
         self.limits = limits or Limits()
-        self._expected = b"Bearer " + token.encode()
+        self._expected = b"bearer " + token.encode()
         self._refused = refused
         self._requests = RateLimiter(self.limits.per_s, self.limits.burst)
         self._wrong = RateLimiter(1.0 / self.limits.wrong_token_s, self.limits.wrong_tokens)
 
     def knows(self, authorization: Sequence[bytes]) -> bool:
         """Whether a caller sent the token, and nothing else under that name."""
-        return len(authorization) == 1 and hmac.compare_digest(authorization[0], self._expected)
+        if len(authorization) != 1:
+            return False
+        scheme, space, token = authorization[0].partition(b" ")
+        return hmac.compare_digest(scheme.lower() + space + token, self._expected)  # a scheme's case has no meaning
 
     def refusal(self, address: str, authorization: Sequence[bytes], public: bool = False) -> Refusal | None:
         """Counts a request; None: it is let in.
