@@ -45,6 +45,8 @@ def _open_private(path: Path, flags: int) -> int:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise ConfigError(f"{path} is a link, which is not followed: name the file itself") from None
         raise ConfigError(f"{path} cannot be opened: {error.strerror}") from None
     found = os.fstat(number)
     why = ""
