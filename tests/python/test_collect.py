@@ -591,6 +591,9 @@ def test_rows_that_are_no_recordings_are_refused_by_name(recorded: Path, tmp_pat
     with pytest.raises(errors.Error, match="is no table of launches"):
         collect.write("rows", path, like=table)
     assert not path.exists()
+    pq.write_table(table.replace_schema_metadata(None), path)
+    with pytest.raises(errors.Error, match=r"collect\.write\(rows, file, like=recording\)"):
+        collect.read(path)
 
 
 def test_the_document_lists_the_columns() -> None:

@@ -410,7 +410,8 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
                 + (
                     f"it has schema version {version}, and {SCHEMA_VERSION} is read"
                     if version
-                    else "it has no version; what another tool has made of one is written by cudasched.collect.write"
+                    else "it has no version; write rows that another tool has chosen of a recording with "
+                    "cudasched.collect.write(rows, file, like=recording)"
                 )
             )
         _refuse_missing(form.names, f"{file} is no data set of launches")
