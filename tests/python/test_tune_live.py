@@ -141,6 +141,15 @@ def test_without_a_reference_the_first_result_is_it(axpy: Path) -> None:
     assert measured(axpy, text)[64, 1].status == "ok"
 
 
+def test_a_tolerance_that_any_output_would_keep_is_refused(axpy: Path) -> None:
+    """Guards `absolute`: beside values that are all smaller, a wrong kernel wins."""
+    text = SPACE.replace('reference.py:axpy"\n', 'reference.py:axpy"\nabsolute = 1e30\n')
+    with pytest.raises(Error, match="nothing would be checked"):
+        measured(axpy, text)
+    made = measured(axpy, text.replace('reference = "reference.py:axpy"\n', ""))[64, 1]
+    assert made.status == "wrong" and "nothing would be checked" in made.message
+
+
 def test_a_fault_ends_one_configuration_and_its_worker_alone(axpy: Path) -> None:
     faulty = SPACE.replace('value = "n"', 'value = "n + 1000000000"').replace(
         "THREADS = [64, 256, 512]", "THREADS = [64]"

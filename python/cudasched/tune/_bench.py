@@ -237,8 +237,22 @@ class Bench:
             if array.size != sizes[output]:
                 raise ConfigError(f"{path}: {name} gives {array.size:,} elements of {output}, not {sizes[output]:,}")
             right[output] = array
+        if unchecked := self._unchecked(right):
+            raise ConfigError(unchecked)
         self._keep_right(right)
         return right
+
+    def _unchecked(self, right: Mapping[str, Any]) -> str:
+        """Which output the tolerances would let pass if it were zeros; empty: none."""
+        np = need("numpy", "the tuner")
+        for name, array in right.items():
+            largest = float(np.abs(array).max(initial=0.0))
+            if 0 < largest <= self._space.absolute + self._space.relative * largest:
+                return (
+                    f"check: absolute = {self._space.absolute:g}, and no element of {name} is beyond {largest:.3g}: "
+                    "nothing would be checked; set a smaller one"
+                )
+        return ""
 
     def _keep_right(self, right: Mapping[str, Any]) -> None:
         np = need("numpy", "the tuner")
@@ -288,16 +302,21 @@ class Bench:
     def _check(self) -> str:
         """What is wrong in the outputs; empty: nothing."""
         if self._right is None:
-            self._right = {name: widened(self._download(name, kind), kind) for name, kind in self._outputs()}
-            self._keep_right(self._right)
+            right = {name: widened(self._download(name, kind), kind) for name, kind in self._outputs()}
+            if unchecked := self._unchecked(right):
+                return unchecked
+            self._right = right
+            self._keep_right(right)
             return ""
         for name, kind in self._outputs():
             count, place = self._differences(name, kind)
             if count:
                 value = float(widened(self._download(name, kind, place, 1), kind)[0])
-                right = float(self._right[name][place])
+                wanted = float(self._right[name][place])
                 total = self._right[name].size
-                return f"{count:,} of {total:,} elements of {name} are wrong: [{place}] is {value:.7g}, not {right:.7g}"
+                return (
+                    f"{count:,} of {total:,} elements of {name} are wrong: [{place}] is {value:.7g}, not {wanted:.7g}"
+                )
         return ""
 
     def _download(self, name: str, kind: str, first: int = 0, count: int | None = None) -> Any:
