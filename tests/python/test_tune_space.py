@@ -189,3 +189,15 @@ def test_the_fingerprint_follows_the_source_and_not_the_ranges(tmp_path: Path) -
     assert Space(SMALL, tmp_path / "s.toml").fingerprint(source) == first
     (tmp_path / "common.cuh").write_text("another header")
     assert Space(SMALL, tmp_path / "s.toml").fingerprint(source) != first
+
+
+def test_the_fingerprint_follows_the_reference(tmp_path: Path) -> None:
+    """Guards a mended reference: the verdicts of the wrong one stayed."""
+    source, reference = tmp_path / "scale.cu", tmp_path / "right.py"
+    source.write_text("kernel")
+    text = SMALL.replace("[shape]", '[check]\nreference = "right.py:scale"\n[shape]', 1)
+    found = set()
+    for content in ("wrong", "mended"):
+        reference.write_text(content)
+        found.add(Space(text, tmp_path / "s.toml").fingerprint(source))
+    assert len(found) == 2

@@ -485,9 +485,10 @@ class Space:
         return Problem(self, gpu, chosen)
 
     def fingerprint(self, source: Path) -> str:
-        """Which measurements belong together: a hash of the source, what it includes, and how it is launched."""
+        """Which measurements belong together: a hash of the source, its includes, the reference and the launch."""
         digest = hashlib.sha256(self._digest_of.encode())
-        for path in with_includes(source):
+        reference = [self.reference[0]] if self.reference and self.reference[0].is_file() else []
+        for path in [*with_includes(source), *reference]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
 
