@@ -53,13 +53,15 @@ void Device::prepare_predictor(const Settings& settings, const predict::Allocati
   });
 }
 
-void Device::save_predictor() noexcept {
-  if (state_path_.empty() || !registered(Class::kBestEffort)) return;
+bool Device::save_predictor() noexcept {
+  if (state_path_.empty() || !registered(Class::kBestEffort)) return true;
   try {
     const std::vector<std::byte> state = gate.save();
     if (!state.empty()) write_state(state_path_, state);
+    return true;
   } catch (const std::exception& error) {
     log::info(error.what());  // a read-only home is no fault
+    return false;
   }
 }
 

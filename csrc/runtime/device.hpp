@@ -43,7 +43,7 @@ class Device {
   void prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept;
 
   // Keeps what the predictor learned.
-  void save_predictor() noexcept;
+  bool save_predictor() noexcept;
 
   // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing
   // is ever deferred, and the gate holds the program's own threads.

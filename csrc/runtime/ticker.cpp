@@ -139,6 +139,18 @@ bool Ticker::tend(Device& device, std::int64_t now) noexcept {
   return true;
 }
 
+// What the predictors of best-effort clients have learned, where the process has launched since.
+void Ticker::save_predictors(std::int64_t now) noexcept {
+  const std::uint64_t launches = hot().counters.launches(Class::kBestEffort);
+  if (launches == saved_launches_) return;
+  saved_launches_ = launches;
+  save_after_ns_ = std::min(2 * save_after_ns_, kMostSaveNs);
+  save_ns_ = now + save_after_ns_;
+  engine().for_each_device([&](Device& device) {
+    if (!device.save_predictor()) save_ns_ = std::numeric_limits<std::int64_t>::max();  // said; at exit once more
+  });
+}
+
 // Not at each tick: a record has some kilobytes.
 void Ticker::publish_counts() noexcept {
   const std::unique_lock lock(publishing_, std::try_to_lock);
@@ -212,6 +224,8 @@ bool Ticker::tick(std::int64_t now) noexcept {
   });
   engine().slice_keeper().tick(engine(), now);
   decisions_.say(now);
+  if (save_ns_ == 0) save_ns_ = now + kFirstSaveNs;
+  if (save_ns_ <= now) save_predictors(now);
   engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
   memory().start_givers();

@@ -14,6 +14,7 @@
 #include <new>
 
 #include "arbiter/counters.hpp"
+#include "base/clock.hpp"
 #include "runtime/decisions.hpp"
 
 namespace cudasched::runtime {
@@ -44,6 +45,11 @@ class Ticker {
   bool tend(Device& device, std::int64_t now_ns) noexcept;
   void watch_policy(Device& device, std::int64_t now_ns) noexcept;
   bool needs_ticks() noexcept;
+  void save_predictors(std::int64_t now_ns) noexcept;
+
+  // A process that a signal ends, as services are, has no end at which it could write: so now and then, seldom later.
+  static constexpr std::int64_t kFirstSaveNs = 2 * kNsPerSecond;
+  static constexpr std::int64_t kMostSaveNs = 64 * kNsPerSecond;
 
   enum Finish : std::uint32_t { kRuns, kAsked, kEnded };
 
@@ -59,6 +65,9 @@ class Ticker {
   std::int64_t reaped_all_ns_ = 0;
   std::int64_t published_ns_ = 0;
   std::int64_t traced_ns_ = 0;
+  std::int64_t save_ns_ = 0;  // when the predictors' state is written next,
+  std::int64_t save_after_ns_ = kFirstSaveNs;
+  std::uint64_t saved_launches_ = 0;  // and what it knew when it was last
   std::mutex publishing_;
   arbiter::Counts counts_{};  // under publishing_
   Decisions decisions_;

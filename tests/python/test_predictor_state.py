@@ -100,7 +100,6 @@ def test_what_was_learned_is_kept_for_its_owner_under_the_gpus_name(stage: Stage
     identity = program.call(
         "(lambda bytes: (gpu.call('cuDeviceGetUuid_v2', bytes, 0), list(bytes))[1])((ctypes.c_ubyte * 16)())"
     )
-    assert not states(cache.parent)
     assert finish(program) == ""
     state = only_state(cache)
     assert isinstance(identity, list)
@@ -115,6 +114,16 @@ def test_it_is_kept_by_a_program_that_ends_without_exit_handlers(stage: Stage, c
     program = begin(stage)
     program.send("import os; os._exit(3)")
     assert program.process.wait(PATIENCE_S) == 3
+    assert is_about(known_us(only_state(cache), 20), 20)
+
+
+def test_it_is_kept_by_a_program_that_a_signal_ends(stage: Stage, cache: Path) -> None:
+    """As services are. It is written after 2 s of work, and then more and more seldom."""
+    program = begin(stage)
+    end = time.monotonic() + PATIENCE_S
+    while not states(cache) and time.monotonic() < end:
+        time.sleep(0.05)
+    program.kill()
     assert is_about(known_us(only_state(cache), 20), 20)
 
 
@@ -350,13 +359,13 @@ def test_an_end_in_the_middle_of_writing_leaves_the_earlier_state(stage: Stage, 
     """The file may not grow beyond half a state: the write is cut there, and the program killed, or told so."""
     assert learn(stage, 20) == ""
     state = only_state(cache)
-    before = state.read_bytes()
+    half = state.stat().st_size // 2
     program = begin(stage, 300)
-    half = len(before) // 2
     program.call(
         f"import resource, signal; signal.signal(signal.SIGXFSZ, signal.{action}); "
         f"resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.setrlimit(resource.RLIMIT_FSIZE, ({half}, {half}))"
     )
+    before = state.read_bytes()
     if action == "SIG_DFL":
         assert program.end() != 0
     else:
