@@ -31,9 +31,15 @@ int SharedDevice::open(const std::string& directory, int ordinal, double scale, 
   if (!S_ISDIR(status.st_mode)) return ENOTDIR;
   if (status.st_uid != geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) return EPERM;
   const std::string path = directory + "/device-" + std::to_string(ordinal);
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (descriptor_ < 0) return errno;
-  int error = lock_byte(kOpeningByte, F_WRLCK, true);
+  int error = 0;
+  struct stat named {};
+  do {  // `cudasched clean` may have removed the file before it was locked
+    if (descriptor_ >= 0) close(descriptor_);
+    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (descriptor_ < 0) return errno;
+    error = lock_byte(kOpeningByte, F_WRLCK, true);
+    if (error == 0 && fstat(descriptor_, &status) != 0) error = errno;
+  } while (error == 0 && (lstat(path.c_str(), &named) != 0 || named.st_ino != status.st_ino));
   if (error == 0) error = initialize(scale, memory_bytes);
   if (error == 0) error = lock_byte(kPresentByte, F_RDLCK, true);
   lock_byte(kOpeningByte, F_UNLCK, false);

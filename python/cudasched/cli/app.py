@@ -19,6 +19,7 @@ _MODULES = (
     "analyze",
     "simulate",
     "doctor",
+    "clean",
     "metrics",
     "baseline",
     "top",

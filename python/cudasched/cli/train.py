@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cudasched._scratch import Scratch
 from cudasched.cli.collect import run_collected
 from cudasched.errors import ConfigError, Error
 
@@ -35,9 +35,9 @@ def command(
 
     if (data is None) == (not program):
         raise ConfigError("name either a program to record, after `--`, or a recording with --data")
-    with tempfile.TemporaryDirectory(prefix="cudasched-train-") as directory:
+    with Scratch("train") as directory:
         if data is None:
-            data = Path(directory) / "data.parquet"
+            data = directory / "data.parquet"
             code = run_collected(program or [], output=data, timing="cupti", label="", quiet=False)
             if not read(data).num_rows:
                 raise Error("there is nothing to train on")
