@@ -1,5 +1,5 @@
 # `make demo` and `make test` do all their own set-up on a fresh Debian or Ubuntu machine; see CONTRIBUTING.md.
-.PHONY: help demo test lint format tidy wheel wheel-arm64 debug-symbols image clean
+.PHONY: help demo test lint format tidy wheel wheel-arm64 debug-symbols image site clean
 
 help:
 	@echo "make demo    two programs share a GPU (a simulated one where there is none): table and plot in demo-out/"
@@ -11,6 +11,7 @@ help:
 	@echo "make wheel-arm64  the same for arm64, by a cross compiler"
 	@echo "make debug-symbols  a wheel in dist/ and the debug information of its libraries in dist/debug/"
 	@echo "make image   an image of cudasched with buildah, as root; the simulated demo runs in it"
+	@echo "make site    the documents and the reference as a site in build/site; links that lead nowhere are errors"
 	@echo "make clean   remove what the above built"
 
 demo:
@@ -39,6 +40,9 @@ debug-symbols:
 
 image:
 	@scripts/image.sh demo
+
+site:
+	@scripts/site.sh
 
 clean:
 	rm -rf build dist demo-out .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,8 @@
 # Tests wait for processes and threads at times: the cores that a stage leaves idle make what the next one builds and
 # installs (prepare_STAGE).
 #
-# test.sh [STAGE...] runs only the stages named: headers lint cpp asan tsan python other-pythons packaging.
+# test.sh [STAGE...] runs only the stages named: headers lint cpp asan tsan python other-pythons packaging; and, of a
+# release, site.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=("$@")
@@ -191,6 +192,8 @@ stage_other_python() {
 
 stage_packaging() { python -m pytest tests/packaging; }
 
+stage_site() { scripts/site.sh; }
+
 # ---- running them ---------------------------------------------------------------------------------------------------
 
 report=()
@@ -272,7 +275,7 @@ stage() {
     outcome=FAILED
     printf '%s\n' "==> FAILED: $name (exit code $status, log in ${log#"$root/"})"
   fi
-  closing="$(grep -E '(passed|failed|error|skipped).* in [0-9.]+s|% tests passed|^lint |headers passed' "$log" | tail -n 1 || true)"
+  closing="$(grep -E '(passed|failed|error|skipped).* in [0-9.]+s|% tests passed|^lint |(headers|site) passed' "$log" | tail -n 1 || true)"
   report+=("$(printf '%-14s %-6s %4d s, CPU %4d s  %s' "$name" "$outcome" "$((SECONDS - start))" "$cpu" "$closing")")
   if [ "$status" -ne 0 ]; then
     report+=("$(failures "$log" | sed 's/^/    /')")
@@ -298,7 +301,7 @@ for place in "${!stages[@]}"; do
   end_ahead
   begin_ahead "${stages[place + 1]:-}"
   case "$name" in
-    lint | headers | cpp | asan | tsan | packaging) stage "$name" "$name" ;;
+    lint | headers | cpp | asan | tsan | packaging | site) stage "$name" "$name" ;;
     python)
       pythons+=("$system_version")
       stage "Python $system_version" python
@@ -314,7 +317,7 @@ for place in "${!stages[@]}"; do
         options=("${nvcc_tests[@]}")
       done
       ;;
-    *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons and packaging" ;;
+    *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons, packaging and site" ;;
   esac
 done
 

@@ -29,7 +29,7 @@ __all__ = ["Check", "driver_version", "examine"]
 Outcome = Literal["ok", "note", "problem"]
 
 _OLDEST_DRIVER = 550
-_FOR_DEVELOPERS = ("test", "lint", "release")
+_FOR_DEVELOPERS = ("test", "lint", "release", "site")
 _TRY_S = 60.0
 _TABLE_BYTES = 64 * 1024
 _ATTACH = """
