@@ -70,7 +70,7 @@ CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& all
 // With the limit. The bytes count as held from before the call; done() says what became of them.
 template <typename Allocate, typename Done>
 CUresult allocate_counted(const Asked& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
-  if (!holdings().reserve(asked.device, asked.client_class, bytes)) {
+  if (!holdings().reserve(asked.device, asked.client_class, bytes, runtime::memory().room(asked.device))) {
     runtime::memory().report_limit(asked.device, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -204,7 +204,7 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
     const std::uint64_t used = pool_bytes(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     const std::uint64_t free = has > used ? has - used : 0;
     lacks = bytes > free ? bytes - free : 0;
-    if (!holdings().reserve(asked.device, asked.client_class, lacks)) {
+    if (!holdings().reserve(asked.device, asked.client_class, lacks, runtime::memory().room(asked.device))) {
       runtime::memory().report_limit(asked.device, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -373,13 +373,15 @@ CUresult destroy_mipmapped_array(CUmipmappedArray array) noexcept {
 
 // ---- what a program is told
 
-// Under a limit the GPU is as large as that, and what the program holds is used of it.
+// Under a limit the GPU is as large as that, and what the program holds is used of it; so is what a host that shares
+// its memory uses.
 CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
   const CUresult status = table().cuMemGetInfo(free, total);
   const std::uint64_t limit = holdings().limit();
   if (status != CUDA_SUCCESS || limit == 0) return status;
-  const std::uint64_t held = holdings().held(driver::current_device());
-  *free = std::min<std::size_t>(*free, limit > held ? limit - held : 0);
+  const int device = driver::current_device();
+  const std::uint64_t held = holdings().held(device);
+  *free = std::min<std::size_t>({*free, limit > held ? limit - held : 0, runtime::memory().room(device)});
   *total = std::min<std::size_t>(*total, limit);
   return status;
 }

@@ -9,6 +9,7 @@
 //   CUDASCHED_SIM_DRIVER_VERSION
 //                          what cuDriverGetVersion says and cuGetProcAddress goes by; default 13000
 //   CUDASCHED_SIM_MIG      1: the devices are MIG instances, which show by their name
+//   CUDASCHED_SIM_INTEGRATED  1: the devices say that they have the host's memory (CU_DEVICE_ATTRIBUTE_INTEGRATED)
 //   CUDASCHED_SIM_MEMORY_MB  memory of a device in MiB, 1 to 1048576; default 65536. The process that opens a device
 //                          first decides for all, and all share it: a context holds what it allocates until it ends.
 //   CUDASCHED_SIM_TIME_SLICES  how the kernel module takes calls about time slices (resource_manager.hpp)

@@ -164,6 +164,7 @@ CUresult initialize_driver() {
   if (!read_setting("CUDASCHED_SIM_SCALE", 0.001, 10000.0, state.scale) ||
       !read_setting("CUDASCHED_SIM_DEVICES", 0, kDevicesMax, devices) ||
       !read_setting("CUDASCHED_SIM_MIG", 0, 1, state.mig) ||
+      !read_setting("CUDASCHED_SIM_INTEGRATED", 0, 1, state.integrated) ||
       !read_setting("CUDASCHED_SIM_MEMORY_MB", 1, kMemoryMiBMax, memory_mib) ||
       !read_setting("CUDASCHED_SIM_DRIVER_VERSION", 1000, 99990, version)) {
     return CUDA_ERROR_INVALID_VALUE;

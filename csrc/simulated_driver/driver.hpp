@@ -184,6 +184,7 @@ struct Driver {
   double scale = 20;
   std::string directory;
   int mig = 0;
+  int integrated = 0;
   std::vector<std::unique_ptr<SimulatedGpu>> gpus;
   std::uint64_t next_id = 1;
   std::unordered_map<Context*, std::shared_ptr<Context>> contexts;

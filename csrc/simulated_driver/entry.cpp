@@ -158,6 +158,8 @@ int device_attribute(CUdevice_attribute attribute, CUdevice device) {
       return 512;
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
       return device + 1;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+      return driver().integrated;
     case CU_DEVICE_ATTRIBUTE_GPU_OVERLAP:
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT:
     case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY:

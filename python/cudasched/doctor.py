@@ -1,13 +1,15 @@
 """Looks whether cudasched can work here, and says what to do where it cannot: ``cudasched doctor``.
 
-Makes no CUDA call in this process. What is looked at by running something runs in a process of its own, on the
-simulated driver.
+Makes no CUDA call in this process. What is looked at by running something runs in a process of its own: the hook on the
+simulated driver, and two questions to the driver that was found, which make no context.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -29,6 +31,7 @@ __all__ = ["Check", "driver_version", "examine"]
 Outcome = Literal["ok", "note", "problem"]
 
 _OLDEST_DRIVER = 550
+_OLDEST_CUDA = 12040  # which that release has; Tegra's releases have other numbers
 _FOR_DEVELOPERS = ("test", "lint", "release", "site")
 _TRY_S = 60.0
 _TABLE_BYTES = 64 * 1024
@@ -37,6 +40,20 @@ import ctypes, cudasched
 ctypes.CDLL("libcuda.so.1").cuInit(0)
 state = cudasched.state()
 print("attached" if state.attached and state.scheduling else state.off_reason or "the driver was not hooked")
+"""
+_ASK = """
+import ctypes, json, sys
+cuda, number, device, integrated = ctypes.CDLL(sys.argv[1]), ctypes.c_int(), ctypes.c_int(), []
+cuda.cuDriverGetVersion(ctypes.byref(number))
+version = number.value
+if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+    for ordinal in range(number.value):
+        name, value = ctypes.create_string_buffer(256), ctypes.c_int()
+        cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+        cuda.cuDeviceGetName(name, 256, device)
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), 18, device)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
+        integrated += [name.value.decode(errors="replace")] if value.value else []
+print(json.dumps([version, integrated]))
 """
 
 
@@ -110,6 +127,35 @@ def _hook() -> Iterator[Check]:
         yield Check("hook", "problem", why, "install cudasched again, in a new environment")
 
 
+def _asked(path: str) -> tuple[int, list[str]]:
+    """The CUDA version of a driver and the names of its integrated GPUs; 0 and none where it does not answer."""
+    return _answer(path, tuple(sorted(item for item in os.environ.items() if item[0].startswith("CUDASCHED_SIM_"))))
+
+
+@functools.lru_cache(maxsize=1)
+def _answer(path: str, simulated: tuple[tuple[str, str], ...]) -> tuple[int, list[str]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDASCHED_", "LD_PRELOAD"))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK, path],
+            env={**kept, **dict(simulated)},
+            capture_output=True,
+            text=True,
+            timeout=_TRY_S,
+            check=False,
+        )
+        version, integrated = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return 0, []
+    return version, integrated
+
+
+def _available_gib() -> float:
+    text = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
+    told = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(told[1]) / 2**20 if told else 0.0
+
+
 def _driver() -> Iterator[Check]:
     try:
         path = hook.load_core().find_driver()
@@ -120,14 +166,28 @@ def _driver() -> Iterator[Check]:
         yield Check("driver", "note", f"{path}, the simulated one", "unset CUDASCHED_DRIVER to use a GPU")
         return
     version = driver_version(path)
-    if version and int(version.split(".")[0]) < _OLDEST_DRIVER:
-        remedy = f"update the driver to {_OLDEST_DRIVER} or later"
-        yield Check("driver", "problem", f"{version} ({path}): too old to schedule, every call passes through", remedy)
+    cuda, integrated = _asked(path)
+    if cuda < _OLDEST_CUDA if cuda else version and int(version.split(".")[0]) < _OLDEST_DRIVER:
+        shown = f"{version or 'of unknown version'} ({path})"
+        remedy = (
+            "update JetPack to one with CUDA 12.4 or later"
+            if integrated
+            else f"update the driver to {_OLDEST_DRIVER} or later"
+        )
+        yield Check("driver", "problem", f"{shown}: too old to schedule, every call passes through", remedy)
     else:
         yield Check("driver", "ok", f"{version or 'of unknown version'} ({path})")
 
 
 def _devices() -> Iterator[Check]:
+    integrated: list[str] = []
+    with contextlib.suppress(Error):
+        _, integrated = _asked(hook.load_core().find_driver())
+    if integrated:
+        found = f"{', '.join(integrated)}: integrated, with the host's memory, {_available_gib():.1f} GiB available"
+        remedy = "memory limits, time slices, MPS and NVML differ there (docs/jetson.md)"
+        yield Check("GPU", "note", found, remedy)
+        return
     nodes = [Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *sorted(Path("/dev").glob("nvidia[0-9]*"))]
     there = [node for node in nodes if node.exists()]
     if not there:

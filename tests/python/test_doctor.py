@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -86,6 +88,37 @@ def test_a_driver_that_is_too_old_is_a_problem(monkeypatch: pytest.MonkeyPatch, 
     assert check.outcome == "problem" and "535.104.05" in check.found and "550" in check.remedy
 
 
+def test_a_driver_is_as_old_as_its_cuda(monkeypatch: pytest.MonkeyPatch, simulated: Path, tmp_path: Path) -> None:
+    """Tegra's releases have other numbers: 540 has CUDA 12.6."""
+    driver, files = tmp_path / "libcuda.so.540.4", hook.locate()
+    driver.symlink_to(simulated)
+
+    class Core:
+        @staticmethod
+        def find_driver() -> str:
+            return str(driver)
+
+    monkeypatch.setattr(hook, "load_core", lambda: Core)
+    monkeypatch.setattr(doctor, "driver_version", lambda path: "540.4")
+    monkeypatch.setattr(hook, "locate", lambda: dataclasses.replace(files, simulated_driver=tmp_path))
+    for cuda, outcome in (("12060", "ok"), ("12020", "problem")):
+        monkeypatch.setenv("CUDASCHED_SIM_DRIVER_VERSION", cuda)
+        (check,) = found("driver")
+        assert check.outcome == outcome and "540.4" in check.found
+
+
+def test_an_integrated_gpu_is_named_with_the_hosts_memory(
+    cudasched: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_INTEGRATED", "1")
+    checks = json.loads(cudasched("doctor", "--json").stdout)["data"]
+    (gpu,) = [check for check in checks if check["name"] == "GPU"]
+    assert gpu["outcome"] == "note" and "docs/jetson.md" in gpu["remedy"]
+    assert re.fullmatch(
+        r"cudasched simulated GPU: integrated, with the host's memory, \d+\.\d GiB available", gpu["found"]
+    )
+
+
 def test_a_run_directory_that_cannot_serve_is_a_problem(own_run_directory: Path) -> None:
     (check,) = found("run directory")
     assert check.outcome == "ok" and "made by the first program" in check.found
@@ -120,7 +153,7 @@ def test_what_is_not_installed_is_a_note_with_its_command(monkeypatch: pytest.Mo
 
 def test_every_extra_is_looked_at() -> None:
     """Guards against extras that were added and that the doctor did not know."""
-    offered = set(metadata.metadata("cudasched").get_all("Provides-Extra") or []) - {"test", "lint", "release"}
+    offered = set(metadata.metadata("cudasched").get_all("Provides-Extra") or []) - {"test", "lint", "release", "site"}
     wanted = doctor._extras_of(metadata.requires("cudasched") or [])
     assert set(wanted) == offered and len(offered) >= 11
     assert set(wanted["baseline"]) == {"pyarrow", "numpy", "jinja2", "scipy"}

@@ -143,6 +143,23 @@ def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: s
     assert "refused by the memory limit of this program, 256.0 MiB: it holds 0.0 MiB" in done.stderr
 
 
+def test_on_an_integrated_gpu_a_limit_leaves_the_host_its_memory(
+    command: str, simulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of 1 TiB that says that it has the host's memory, of which less is available."""
+    monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", str(2**20))
+    monkeypatch.setenv("CUDASCHED_SIM_INTEGRATED", "1")
+    code = "from program import *\n" + ALLOCATOR + f"print(info()[0] < 2**39, allocate(2**39), allocate({MIB}) > 0)"
+    done = subprocess.run(
+        [command, "run", "--memory-limit", "1000GiB", "--", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout == f"True -{OUT_OF_MEMORY} True\n", done.stderr
+    assert "the GPU has the host's memory, of which" in done.stderr
+
+
 def test_what_the_driver_refuses_changes_no_account(command: str, simulated: Path) -> None:
     """Histories of calls that are too much, twice, in part or somewhere else."""
     program = Path(__file__).parents[1] / "soak" / "refused_memory.py"

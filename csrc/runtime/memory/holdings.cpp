@@ -30,7 +30,7 @@ void Holdings::add(int device, Class client_class, std::uint64_t bytes) noexcept
   }
 }
 
-bool Holdings::reserve(int device, Class client_class, std::uint64_t bytes) noexcept {
+bool Holdings::reserve(int device, Class client_class, std::uint64_t bytes, std::uint64_t room) noexcept {
   if (!known(device)) return true;
   const std::uint64_t most = limit();
   if (most == 0) {
@@ -40,7 +40,7 @@ bool Holdings::reserve(int device, Class client_class, std::uint64_t bytes) noex
   Totals& of = totals(device);
   std::uint64_t now = of.all.load(std::memory_order_relaxed);
   do {
-    if (bytes > most || now > most - bytes) {
+    if (bytes > most || now > most - bytes || bytes > room) {
       refused_.fetch_add(1, std::memory_order_relaxed);
       return false;
     }

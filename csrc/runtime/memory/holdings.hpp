@@ -40,8 +40,9 @@ class Holdings {
   void set_limit(std::uint64_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
   std::uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
 
-  // Counts what is about to be allocated. False: that would pass the limit, and nothing is counted.
-  bool reserve(int device, Class client_class, std::uint64_t bytes) noexcept;
+  // Counts what is about to be allocated. False: that would pass the limit, or the room that there is for a program
+  // with a limit, and nothing is counted.
+  bool reserve(int device, Class client_class, std::uint64_t bytes, std::uint64_t room = UINT64_MAX) noexcept;
   // The driver refused it, or it is freed.
   void give_up(int device, Class client_class, std::uint64_t bytes) noexcept;
 

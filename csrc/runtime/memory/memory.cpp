@@ -189,12 +189,26 @@ void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
   }
 }
 
+std::uint64_t Memory::room(int device) noexcept {
+  if (holdings.limit() == 0 || device < 0 || device >= Holdings::kDevices) return kUnknownMemory;
+  std::atomic<Integrated>& known = integrated_[static_cast<std::size_t>(device)];
+  if (known.load(std::memory_order_relaxed) == Integrated::kUnasked) {
+    int value = 0;
+    driver::table().cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
+    known.store(value != 0 ? Integrated::kYes : Integrated::kNo, std::memory_order_relaxed);
+  }
+  return known.load(std::memory_order_relaxed) == Integrated::kYes ? available_host_bytes() : kUnknownMemory;
+}
+
 void Memory::report_limit(int device, std::uint64_t bytes) noexcept {
   if (!may_say(said_limit_ns_)) return;
   try {
-    log::warning("an allocation of " + size_text(bytes) + " on GPU " + std::to_string(device) +
-                 " was refused by the memory limit of this program, " + size_text(holdings.limit()) + ": it holds " +
-                 size_text(holdings.held(device)));
+    const std::uint64_t left = room(device);
+    log::warning(
+        "an allocation of " + size_text(bytes) + " on GPU " + std::to_string(device) +
+        " was refused by the memory limit of this program, " + size_text(holdings.limit()) + ": it holds " +
+        size_text(holdings.held(device)) +
+        (left < bytes ? "; the GPU has the host's memory, of which " + size_text(left) + " are available" : ""));
   } catch (const std::exception&) {
   }
 }

@@ -17,6 +17,7 @@
 #include "base/spin_lock.hpp"
 #include "cudasched/engine.h"
 #include "runtime/memory/holdings.hpp"
+#include "runtime/memory/host_memory.hpp"
 
 namespace cudasched::arbiter {
 struct SlotMemory;
@@ -51,6 +52,10 @@ class Memory {
   // Looks for the cache of a program that has told of none. The ticker's alone: takes the loader's lock.
   void look_for_cache(std::int64_t now_ns) noexcept;
 
+  // What a program with a limit may still allocate of a GPU that has the host's memory: what is available there.
+  // kUnknownMemory: it has its own, or there is no limit. Reads a file, for some tens of microseconds.
+  std::uint64_t room(int device) noexcept;
+
   // What is logged when an allocation has failed: which client holds how much. A line at most every ten seconds.
   void report_failure(int device, Class client_class, std::uint64_t bytes, const std::string& unanswered) noexcept;
   void report_limit(int device, std::uint64_t bytes) noexcept;
@@ -84,6 +89,8 @@ class Memory {
   std::atomic<cudasched_release_cache> release_{nullptr};
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
+  enum class Integrated : std::uint8_t { kUnasked, kNo, kYes };
+  std::array<std::atomic<Integrated>, Holdings::kDevices> integrated_{};
   std::atomic<int> giving_{0};  // threads that are at the tables, or empty a cache
   std::atomic<bool> stopped_{false};
   Asking asking_;

@@ -57,6 +57,16 @@ TEST(Holdings, RefuseWhatWouldPassTheLimit) {
   EXPECT_EQ(holdings.held(0), 100u);
 }
 
+TEST(Holdings, RefuseUnderALimitWhatHasNoRoom) {
+  Holdings holdings;
+  EXPECT_TRUE(holdings.reserve(0, kNormal, 60, 10));  // without a limit the driver decides alone
+  holdings.set_limit(1000);
+  EXPECT_FALSE(holdings.reserve(0, kNormal, 60, 59));
+  EXPECT_TRUE(holdings.reserve(0, kNormal, 60, 60));
+  EXPECT_EQ(holdings.held(0), 120u);
+  EXPECT_EQ(holdings.refused(), 1u);
+}
+
 TEST(Holdings, ThreadsCannotPassTheLimitTogether) {
   Holdings holdings;
   holdings.set_limit(1000);
