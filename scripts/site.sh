@@ -5,5 +5,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 setup build
 install_requirements "$venv" run site
 export NO_MKDOCS_2_WARNING=1 # the versions are pinned
-mkdocs build --strict --quiet
+mkdocs build --strict # not --quiet, which hides warnings from --strict
 echo "site passed: $(find build/site -name '*.html' | wc -l) pages in build/site"

@@ -1,14 +1,15 @@
 """What MkDocs builds beside docs/, and how it reads the pages: a hook of mkdocs.yml.
 
-Documents outside docs/ become pages, with links that lead to pages. A name under ``reference/`` becomes a page: of a
-Python module, from its docstrings; of a header, its text; ``commands``, from the commands' own help. The documents are
-written for GitHub's Markdown, which begins a list without an empty line before it.
+Documents outside docs/ become pages, with links that lead to pages; so do notebooks, with their outputs. A name under
+``reference/`` becomes a page: of a Python module, from its docstrings; of a header, its text; ``commands``, from the
+commands' own help. The documents are in GitHub's Markdown, which begins a list without an empty line before it.
 """
 
 from __future__ import annotations
 
 import html.parser
 import inspect
+import json
 import logging
 import os
 import posixpath
@@ -20,8 +21,6 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))  # looked at, not used: it need not be built
-os.environ["CUDASCHED_OFF"] = "1"
 
 #: Documents outside docs/, by their page.
 PAGES = {
@@ -30,23 +29,38 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "examples.md": "examples/README.md",
     "benchmarks.md": "benchmarks/README.md",
+    "tour.md": "notebooks/tour.ipynb",
+    "predictor.md": "notebooks/predictor.ipynb",
+    "layernorm.md": "notebooks/tuning.ipynb",
 }
 _PAGE_OF = {document: page for page, document in PAGES.items()}
-_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-_MARKER = re.compile(r"<!--.*?-->", re.DOTALL)  # of figures and generated tables
+_TOKEN = re.compile(
+    r"(?P<code>^```.*?^```|`[^`\n]*(?:\n[^`\n]*)?`)"
+    r"|(?P<marker><!--.*?-->)"  # of figures and generated tables
+    r"|\[(?P<shown>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)",
+    re.DOTALL | re.MULTILINE,
+)
 _ITEM = re.compile(r"( *)([-*]|\d+\.) ")
-_CODE = re.compile(r"^```.*?^```|`[^`\n]*(?:\]\(|<!--)[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 logger = logging.getLogger("mkdocs.hooks.site_pages")
 
 
-def _outside_code(text: str, change: re.Pattern[str], by: Any) -> str:
-    """Replaces what a pattern matches, but in code."""
-    changed, end = [], 0
-    for code in _CODE.finditer(text):
-        changed += [change.sub(by, text[end : code.start()]), code[0]]
-        end = code.end()
-    return "".join([*changed, change.sub(by, text[end:])])
+def _text(document: str) -> str:
+    """A document's Markdown; of a notebook that of its cells, their code and outputs."""
+    path = ROOT / document
+    if path.suffix != ".ipynb":
+        return path.read_text(encoding="utf-8")
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            if picture := output.get("data", {}).get("image/png"):
+                data = "".join(picture).replace("\n", "")
+                parts.append(f'<p><img alt="the figure of this cell" src="data:image/png;base64,{data}"></p>')
+            elif text := "".join(output.get("text", [])).rstrip():
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts)
 
 
 def _lists(text: str) -> str:
@@ -75,9 +89,11 @@ def rewritten(text: str, document: str, titles: Mapping[str, str]) -> str:
     """
     page = _PAGE_OF.get(document, document.removeprefix("docs/"))
 
-    def link(match: re.Match[str]) -> str:
-        shown, target = match[1], match[2]
-        if not urlsplit(target).path or urlsplit(target).scheme:
+    def changed(match: re.Match[str]) -> str:
+        shown, target = match["shown"], match["target"]
+        if match["marker"]:
+            return ""
+        if match["code"] or not urlsplit(target).path or urlsplit(target).scheme:
             return match[0]
         path, fragment = urldefrag(target)
         path = posixpath.normpath(posixpath.join(posixpath.dirname(document), path))
@@ -87,7 +103,7 @@ def rewritten(text: str, document: str, titles: Mapping[str, str]) -> str:
         shown = titles.get(to, shown) if shown.endswith(".md") else shown
         return f"[{shown}]({posixpath.relpath(to, posixpath.dirname(page) or '.')}{'#' if fragment else ''}{fragment})"
 
-    return _lists(_outside_code(_outside_code(text, _MARKER, ""), _LINK, link))
+    return _lists(_TOKEN.sub(changed, text))
 
 
 def pages_of(nav: Any, title: str = "") -> Iterator[tuple[str, str]]:
@@ -151,8 +167,10 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds the pages that are not in docs/."""
     from mkdocs.structure.files import File
 
+    sys.path.insert(0, str(ROOT / "python"))  # the package is looked at and not used: it need not be built
+    os.environ["CUDASCHED_OFF"] = "1"
     for page, document in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / document).read_text(encoding="utf-8")))
+        files.append(File.generated(config, page, content=_text(document)))
     for page, _ in pages_of(config.nav):
         if page.startswith("reference/"):
             content = _reference(page.removeprefix("reference/").removesuffix(".md"))

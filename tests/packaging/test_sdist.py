@@ -43,7 +43,7 @@ def test_leaves_out_what_models_were_trained_on(sdist: pathlib.Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "training/train.py" in names
-    assert not any(name.startswith("training/data/") or name.endswith((".parquet", ".npz")) for name in names)
+    assert not any(name.startswith("training/data/") or name.endswith((".parquet", ".npz", ".ipynb")) for name in names)
     assert sdist.stat().st_size < 4 << 20
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support import ROOT
 
@@ -13,7 +11,13 @@ for name in ("nbformat", "nbclient", "matplotlib", "ipykernel", "pyarrow"):
 from notebooks import printed  # noqa: E402
 
 
-def test_it_runs_on_the_recorded_launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    text = printed(ROOT / "notebooks" / "tour.ipynb", monkeypatch, tmp_path)
+def test_it_runs_on_the_recorded_launches() -> None:
+    try:
+        import torch
+
+        with_outputs = not torch.cuda.is_available()
+    except ImportError:
+        with_outputs = False
+    text = printed(ROOT / "notebooks" / "tour.ipynb", as_committed=with_outputs)
     assert "program:gpt_decode: " in text and "kernels in 50 ms" in text
     assert "latency launches" in text

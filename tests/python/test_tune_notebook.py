@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support import ROOT
 
@@ -13,8 +11,8 @@ for name in ("nbformat", "nbclient", "matplotlib", "ipykernel", "sklearn"):
 from notebooks import printed  # noqa: E402
 
 
-def test_it_tunes_layernorm_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    text = printed(ROOT / "notebooks" / "tuning.ipynb", monkeypatch, tmp_path)
+def test_it_tunes_layernorm_without_a_gpu() -> None:
+    text = printed(ROOT / "notebooks" / "tuning.ipynb")
     recorded = list((ROOT / "benchmarks" / "tune" / "recorded").glob("layernorm-*.npz"))
     assert ("has not been recorded on a GPU yet" in text) != bool(recorded)
     assert "are within 2% of the best" in text and "times the best time; by chance" in text
