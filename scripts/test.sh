@@ -7,11 +7,12 @@
 # installs (prepare_STAGE).
 #
 # test.sh [STAGE...] runs only the stages named: headers lint cpp asan tsan python other-pythons packaging; and, of a
-# release, site.
+# release, site. `test.sh changed` runs what the change since `main` (or BASE) needs, and no more (scripts/changed.py).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=("$@")
 [ "$#" -gt 0 ] || stages=(headers lint cpp asan tsan python other-pythons packaging)
+[ "${stages[*]}" != changed ] || stages=(lint changed-cpp changed-tidy changed-python)
 logs="$root/build/logs"
 
 # The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
@@ -53,7 +54,7 @@ cpp_build() {
 }
 
 # More of them than cores: many wait for processes and threads.
-cpp_tests() { fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error; }
+cpp_tests() { fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error "${@:2}"; }
 
 stage_lint() { scripts/lint.sh; }
 
@@ -194,6 +195,33 @@ stage_packaging() { python -m pytest tests/packaging; }
 
 stage_site() { scripts/site.sh; }
 
+# Of a change: all that it makes compile anew, once, and the tests of the rooms and modules that it touches.
+prepare_changed-cpp() { [ -z "$(python scripts/changed.py rooms)" ] || prepare_cpp; }
+
+stage_changed-cpp() {
+  local rooms
+  rooms="$(python scripts/changed.py rooms)"
+  prepare_changed-cpp
+  [ -n "$rooms" ] || { echo "no room has changed" && return; }
+  cpp_tests build/cpp -L "^(${rooms//$'\n'/|})\$"
+}
+
+stage_changed-tidy() {
+  local sources
+  mapfile -t sources < <(python scripts/changed.py sources)
+  [ "${sources[*]}" = "" ] || scripts/tidy.sh "${sources[@]}"
+}
+
+stage_changed-python() {
+  local tests packaging
+  mapfile -t tests < <(python scripts/changed.py tests | grep -v '^tests/packaging/')
+  mapfile -t packaging < <(python scripts/changed.py tests | grep '^tests/packaging/')
+  [ -n "${tests[*]}${packaging[*]}" ] || { echo "no Python test is of this change" && return; }
+  prepare_python
+  [ -z "${tests[*]}" ] || python -m pytest "${in_parallel[@]}" "${tests[@]}"
+  [ -z "${packaging[*]}" ] || python -m pytest "${packaging[@]}"
+}
+
 # ---- running them ---------------------------------------------------------------------------------------------------
 
 report=()
@@ -301,7 +329,7 @@ for place in "${!stages[@]}"; do
   end_ahead
   begin_ahead "${stages[place + 1]:-}"
   case "$name" in
-    lint | headers | cpp | asan | tsan | packaging | site) stage "$name" "$name" ;;
+    lint | headers | cpp | asan | tsan | packaging | site | changed-*) stage "$name" "$name" ;;
     python)
       pythons+=("$system_version")
       stage "Python $system_version" python
@@ -317,7 +345,7 @@ for place in "${!stages[@]}"; do
         options=("${nvcc_tests[@]}")
       done
       ;;
-    *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons, packaging and site" ;;
+    *) die "no stage '$name'; there are lint, headers, cpp, asan, tsan, python, other-pythons, packaging and site; or changed" ;;
   esac
 done
 
