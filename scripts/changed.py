@@ -2,6 +2,7 @@
 
     changed.py rooms      rooms of csrc whose tests run
     changed.py sources    sources that clang-tidy looks at
+    changed.py lines      the changed lines of csrc, as clang-tidy's --line-filter takes them
     changed.py tests      files of Python tests
 
 A change is what differs from the point where the branch left `main` (BASE names another revision), committed or not.
@@ -9,6 +10,7 @@ A change is what differs from the point where the branch left `main` (BASE names
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -24,15 +26,32 @@ ENGINE_TESTS = ("tests/python/test_hook.py", "tests/python/test_sharing.py", "te
 PACKAGE_TESTS = ("tests/python/test_api.py", "tests/python/test_cli.py")
 
 
-def changed(base: str) -> list[str]:
-    """The files that differ from where the branch left `base`, and those that git does not know yet."""
+def git(*arguments: str) -> list[str]:
+    """The lines that a command of git's prints."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
-    def git(*arguments: str) -> list[str]:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.splitlines()
 
-    (left,) = git("merge-base", base, "HEAD")
-    return sorted({*git("diff", "--name-only", left), *git("ls-files", "--others", "--exclude-standard")})
+def _base() -> str:
+    (left,) = git("merge-base", os.environ.get("BASE", "main"), "HEAD")
+    return left
+
+
+def changed() -> list[str]:
+    """The files that differ from the base, and those that git does not know yet."""
+    return sorted({*git("diff", "--name-only", _base()), *git("ls-files", "--others", "--exclude-standard")})
+
+
+def lines(files: list[str]) -> list[str]:
+    """The changed lines of csrc, as one line of JSON; of a file that git does not know, all."""
+    found: list[dict[str, object]] = []
+    for file in (file for file in files if file.startswith("csrc/") and (ROOT / file).is_file()):
+        hunks = [re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", line) for line in git("diff", "-U0", _base(), "--", file)]
+        spans = [(int(hunk[1]), int(hunk[2] or 1)) for hunk in hunks if hunk]
+        spans = [[first, first + count - 1] for first, count in spans if count]
+        if spans or not any(hunks):  # not where lines have gone alone
+            found.append({"name": file, "lines": spans} if spans else {"name": file})
+    return [json.dumps(found)]
 
 
 def rooms(files: list[str]) -> list[str]:
@@ -97,11 +116,11 @@ def tests(files: list[str]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    what = {"rooms": rooms, "sources": sources, "tests": tests}
+    what = {"rooms": rooms, "sources": sources, "lines": lines, "tests": tests}
     if len(arguments) != 1 or arguments[0] not in what:
         print(__doc__, file=sys.stderr)
         return 2
-    print(*what[arguments[0]](changed(os.environ.get("BASE", "main"))), sep="\n")
+    print(*what[arguments[0]](changed()), sep="\n")
     return 0
 
 

@@ -12,7 +12,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=("$@")
 [ "$#" -gt 0 ] || stages=(headers lint cpp asan tsan python other-pythons packaging)
-[ "${stages[*]}" != changed ] || stages=(lint changed-cpp changed-tidy changed-python)
+if [ "${stages[*]}" = changed ]; then
+  git rev-parse --quiet --verify "${BASE:-main}^{commit}" >/dev/null ||
+    die "there is no ${BASE:-main}: set BASE to the revision that the change is compared with"
+  stages=(lint changed-cpp changed-tidy changed-python)
+fi
 logs="$root/build/logs"
 
 # The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
@@ -206,11 +210,7 @@ stage_changed-cpp() {
   cpp_tests build/cpp -L "^(${rooms//$'\n'/|})\$"
 }
 
-stage_changed-tidy() {
-  local sources
-  mapfile -t sources < <(python scripts/changed.py sources)
-  [ "${sources[*]}" = "" ] || scripts/tidy.sh "${sources[@]}"
-}
+stage_changed-tidy() { scripts/tidy.sh --changed; }
 
 stage_changed-python() {
   local tests packaging

@@ -21,10 +21,9 @@ from typing import Literal
 
 from cudasched import config, hook
 from cudasched._scratch import cache_directory
+from cudasched.control import _LONGEST_TRACE_S
 
 __all__ = ["Cleaned", "clean"]
-
-_TRACED_S = 60.0  # a client may write records for as long after the program that asked for them was killed
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _of_runs(run: Path) -> Iterator[_Place]:
         with contextlib.suppress(OSError):
             newest = max(entry.lstat().st_mtime for entry in (path, *path.iterdir()))
             lock = path.with_name(f"{path.name}.lock")
-            yield _Place("trace's records", (path, lock), locks=(lock,), used=time.time() - newest < _TRACED_S)
+            yield _Place("trace's records", (path, lock), locks=(lock,), used=time.time() - newest < _LONGEST_TRACE_S)
     for path in sorted(run.glob("mps*")):
         locks = (path / "clients", path / "keeper")
         yield _Place("MPS daemon's files", (path / "log", path / "pipe"), locks=locks)

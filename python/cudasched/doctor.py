@@ -166,17 +166,15 @@ def _driver() -> Iterator[Check]:
         yield Check("driver", "note", f"{path}, the simulated one", "unset CUDASCHED_DRIVER to use a GPU")
         return
     version = driver_version(path)
+    shown = f"{version or 'of unknown version'} ({path})"
     cuda, integrated = _asked(path)
-    if cuda < _OLDEST_CUDA if cuda else version and int(version.split(".")[0]) < _OLDEST_DRIVER:
-        shown = f"{version or 'of unknown version'} ({path})"
-        remedy = (
-            "update JetPack to one with CUDA 12.4 or later"
-            if integrated
-            else f"update the driver to {_OLDEST_DRIVER} or later"
-        )
-        yield Check("driver", "problem", f"{shown}: too old to schedule, every call passes through", remedy)
+    too_old = cuda < _OLDEST_CUDA if cuda else bool(version) and int(version.split(".")[0]) < _OLDEST_DRIVER
+    if too_old:
+        newer = "JetPack to one with CUDA 12.4" if integrated else f"the driver to {_OLDEST_DRIVER}"
+        found = f"{shown}: too old to schedule, every call passes through"
+        yield Check("driver", "problem", found, f"update {newer} or later")
     else:
-        yield Check("driver", "ok", f"{version or 'of unknown version'} ({path})")
+        yield Check("driver", "ok", shown)
 
 
 def _devices() -> Iterator[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 from pathlib import Path
 
@@ -72,4 +73,18 @@ def test_a_change_is_all_since_the_branch_left_its_base(tmp_path: Path, monkeypa
     (tmp_path / "edited").write_text("2")
     (tmp_path / "new").write_text("1")
     monkeypatch.setattr(changed, "ROOT", tmp_path)
-    assert changed.changed("main") == ["committed", "edited", "new"]
+    assert changed.changed() == ["committed", "edited", "new"]
+    monkeypatch.setenv("BASE", "branch")
+    assert changed.changed() == ["edited", "new"]
+
+
+def test_clang_tidy_looks_at_changed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diff = ["@@ -3 +3,2 @@ f()", "+a", "+b", "@@ -9,2 +10,0 @@", "-c", "@@ -20 +19 @@", "+d"]
+    (tmp_path / "csrc").mkdir()
+    for name in ("a.cpp", "new.cpp", "shorter.cpp"):
+        (tmp_path / "csrc" / name).touch()
+    monkeypatch.setattr(changed, "ROOT", tmp_path)
+    diffs = {"csrc/a.cpp": diff, "csrc/shorter.cpp": ["@@ -9,2 +8,0 @@"], "csrc/new.cpp": []}
+    monkeypatch.setattr(changed, "git", lambda *arguments: diffs.get(arguments[-1], ["left"]))
+    (told,) = changed.lines(["csrc/a.cpp", "csrc/new.cpp", "csrc/shorter.cpp", "csrc/gone.cpp", "docs/x.md"])
+    assert json.loads(told) == [{"name": "csrc/a.cpp", "lines": [[3, 4], [19, 19]]}, {"name": "csrc/new.cpp"}]
