@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cudasched.errors import ConfigError
-from cudasched.inference import Batcher
+from cudasched.inference import Batcher, InputError
 from support import PATIENCE_S, Run
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
+rpc = pytest.importorskip("grpc")
 
-from cudasched.inference._kserve import application  # noqa: E402
+from cudasched.inference._kserve import decoded  # noqa: E402
+from cudasched.inference._kserve_grpc import RPC  # noqa: E402
+from cudasched.inference._kserve_http import application  # noqa: E402
 
 ONE = np.zeros(2, np.float32)
 
@@ -83,9 +86,9 @@ def test_rows_are_requests_of_the_batcher(models: dict[str, Batcher]) -> None:
         assert status == 200
         data = [2 * x, 2, 2 * x, 4, 2 * x, 6]
         output = {"name": "output_0", "datatype": "FP32", "shape": [3, 2], "data": data}
-        assert answer == {"model_name": "double", "id": str(x), "outputs": [output]}
+        assert answer == {"model_name": "double", "model_version": "1", "id": str(x), "outputs": [output]}
     ((_, counts),) = ask(models, ("/v2/models/double/stats", None))
-    assert counts["model_stats"][0]["completed"] == 300
+    assert counts["model_stats"][0]["batcher"]["completed"] == 300
 
 
 def test_inputs_and_outputs_have_names(models: dict[str, Batcher]) -> None:
@@ -109,11 +112,11 @@ def test_tensors_of_pytorch() -> None:
     ("path", "body", "status", "said"),
     [
         ("none/infer", {"inputs": [tensor([[1, 2]])]}, 404, "no model is named 'none'; there are double, named"),
-        ("double/infer", {}, 400, "body.inputs: Field required"),
+        ("double/infer", {}, 400, "inputs: Field required"),
         ("double/infer", {"inputs": []}, 400, "at least 1"),
         ("double/infer", {"inputs": [tensor([[1, 2, 3]])]}, 400, r"x has shape \(3,\); \(2,\) is needed"),
         ("double/infer", {"inputs": [tensor([[1, 2]], datatype="FP64")]}, 400, "x has dtype float64"),
-        ("double/infer", {"inputs": [tensor([["a"]], datatype="BYTES")]}, 400, "'BYTES' is not supported"),
+        ("double/infer", {"inputs": [tensor([["a"]], datatype="BF16")]}, 400, "'BF16' is not supported"),
         ("double/infer", {"inputs": [tensor([[1, "a"]])]}, 400, "are no FP32"),
         ("double/infer", {"inputs": [tensor([[1, 2]], shape=[3, 2])]}, 400, "cannot reshape"),
         ("double/infer", {"inputs": [tensor([[1, 2]], shape=[-1, 2])]}, 400, "a number of rows"),
@@ -122,14 +125,50 @@ def test_tensors_of_pytorch() -> None:
         ("double/infer", {"inputs": [tensor([[1, 2]], "x")]}, 400, "the inputs are input; given are x"),
         ("double/infer", {"inputs": [tensor([[1, 2]]), tensor([[1, 2]])]}, 400, "given once"),
         ("named/infer", {"inputs": [tensor([[1, 2]], "a")]}, 400, "the inputs are a, b; given are a"),
-        ("double/infer", {"inputs": [tensor([[1e39, 0]])]}, 500, "finite numbers"),
+        ("double/infer", {"inputs": [tensor([[1e39, 0]])]}, 500, "numbers that are not finite"),
         ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"timeout": -1}}, 400, "in the past"),
+        ("double/infer", {"inputs": [{**tensor([[1, 2]]), "parameters": {"binary_data_size": 8}}]}, 400, "0 bytes"),
+        ("double/infer", {"inputs": [{**tensor([]), "data": None}]}, 400, "input has no data"),
+        (
+            "double/infer",
+            {"inputs": [{**tensor([[1, 2]]), "parameters": {"shared_memory_region": "a"}}]},
+            400,
+            "the parameter shared_memory_region is not supported",
+        ),
         ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"priority": "high"}}, 400, "priority = 'high'"),
     ],
 )
 def test_what_is_wrong_is_said(models: dict[str, Batcher], path: str, body: Any, status: int, said: str) -> None:
     ((found, answer),) = ask(models, (f"/v2/models/{path}", body))
     assert found == status and re.search(said, answer["error"]), answer
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"inference-header-content-length": "1000"}, "the body has 122 bytes"),
+        ({"inference-header-content-length": "-1"}, "'-1'"),
+        ({"inference-header-content-length": "119"}, "3 bytes after the last input"),
+        ({"inference-header-content-length": "20"}, "Invalid JSON"),
+        ({"content-encoding": "gzip"}, "content-encoding 'gzip' is not supported"),
+    ],
+)
+def test_bodies_that_are_wrong(models: dict[str, Batcher], headers: dict[str, str], said: str) -> None:
+    body = (json.dumps({"inputs": [tensor([[1.0, 2.0]])]}).ljust(119) + "abc").encode()
+
+    async def post() -> Any:
+        transport = httpx.ASGITransport(app=application(models))
+        async with httpx.AsyncClient(transport=transport, base_url="http://models") as client:
+            return await client.post("/v2/models/double/infer", content=body, headers=headers)
+
+    answer = asyncio.run(post())
+    assert (answer.status_code, len(body)) == (400, 122) and said in answer.json()["error"], answer.text
+
+
+@pytest.mark.parametrize("data", [b"\x01", b"\x02\0\0\0a", b"\x01\0\0\0a", b"\xff\xff\xff\xffa"])
+def test_damaged_strings(data: bytes) -> None:
+    with pytest.raises(InputError, match=r"the data are no BYTES of shape \[2\]"):
+        decoded("text", "BYTES", [2], data)
 
 
 def test_deadlines_and_priorities_are_those_of_triton() -> None:
@@ -167,7 +206,7 @@ def test_deadlines_and_priorities_are_those_of_triton() -> None:
 def test_a_model_needs_an_example_of_arrays(example: Any) -> None:
     with (
         Batcher(lambda inputs: inputs, slo_ms=None, example=example) as batcher,
-        pytest.raises(ConfigError, match="the model 'm' needs an example of numeric arrays"),
+        pytest.raises(ConfigError, match="the model 'm' needs an example of arrays"),
     ):
         application({"m": batcher})
 
@@ -183,13 +222,15 @@ models = {"double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None,
 def test_the_command_serves_a_file(command: str, no_driver: Path, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text(MODELS)
     arguments = [command, "models", "serve", "models.py", "--port", "0", "--token-file", "token", "--max-mib", "2"]
+    arguments += ["--grpc-port", "0"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running, ExitStack() as stack:
         stack.callback(running.kill)  # of a test that fails
         assert running.stderr
         first = running.stderr.readline()
         url = re.fullmatch(r"cudasched: (http://127\.0\.0\.1:\d+/v2/models/)\{double\}\n", first)
         assert url, first + running.stderr.read()
-        assert running.stderr.readline() == "cudasched: the token is in token\n"
+        grpc = re.fullmatch(r"cudasched: gRPC at (127\.0\.0\.1:\d+)\n", running.stderr.readline())
+        assert grpc and running.stderr.readline() == "cudasched: the token is in token\n"
 
         def post(rows: int, token: str) -> tuple[int, Any]:
             body = json.dumps({"inputs": [tensor([[1, 2]] * rows, datatype="FP64")]}).encode()
@@ -205,6 +246,12 @@ def test_the_command_serves_a_file(command: str, no_driver: Path, tmp_path: Path
         status, answer = post(1, token)
         assert (status, answer["outputs"][0]["data"]) == (200, [2, 4])
         assert post(1, "wrong")[0] == 401
+        with rpc.insecure_channel(grpc[1]) as channel:
+            ready = RPC.messages["ModelReadyRequest"](name="double")
+            ask = RPC.stub(channel).ModelReady
+            assert ask(ready, metadata=[("authorization", f"Bearer {token}")], timeout=PATIENCE_S).ready
+            with pytest.raises(rpc.RpcError, match="token"):
+                ask(ready, timeout=PATIENCE_S)
         assert post(300_000, token)[0] == 413
         assert post(150_000, token) == (400, {"error": "150000 rows; at most 256 (max_queue)"})  # over 1 MiB
         running.send_signal(signal.SIGTERM)

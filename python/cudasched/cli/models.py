@@ -1,17 +1,18 @@
-"""``cudasched models``: batchers over HTTP."""
+"""``cudasched models``: batchers over HTTP and gRPC."""
 
 from __future__ import annotations
 
 import runpy
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import cudasched
-from cudasched.cli.serve import AllowedHost, Host, Insecure, Port, TlsCert, TlsKey, TokenFile, check
+from cudasched.cli.serve import AllowedHost, GrpcPort, Host, Insecure, Port, TlsCert, TlsKey, TokenFile, check
 from cudasched.errors import ConfigError
 
 __all__ = ["app"]
@@ -31,6 +32,7 @@ def serve(
     file: Annotated[Path, typer.Argument(help="A Python file whose `models` maps names to batchers.")],
     host: Host = "127.0.0.1",
     port: Port = DEFAULT_PORT,
+    grpc_port: GrpcPort = None,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -41,10 +43,11 @@ def serve(
     """Serve the models of a file by the open inference protocol (KServe v2), until Ctrl-C or SIGTERM."""
     check(host, tls_cert, tls_key, insecure)
     try:
-        from cudasched.inference._kserve import PUBLIC, application
+        from cudasched.inference._kserve_http import PUBLIC, application
     except ImportError:
         raise ConfigError("a server of models needs NumPy: pip install 'cudasched[serve]'") from None
     from cudasched.inference import Batcher
+    from cudasched.inference._kserve_grpc import grpc_server
     from cudasched.serve._guard import Limits
     from cudasched.serve._secret import state_directory, token_from
     from cudasched.serve._server import Server
@@ -63,8 +66,10 @@ def serve(
             application(models),
             token_from(token_path),
             public=PUBLIC,
+            grpc=partial(grpc_server, models),
             host=host,
             port=port,
+            grpc_port=grpc_port,
             certificate=tls_cert,
             key=tls_key,
             allowed_hosts=tuple(allowed_host or ()),
@@ -72,6 +77,8 @@ def serve(
         )
         shown = f"[{host}]" if ":" in host else host
         print(f"cudasched: {server.scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)
+        if server.grpc_port is not None:
+            print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
         print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)
         server.run()
     return 0

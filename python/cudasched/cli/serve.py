@@ -13,7 +13,19 @@ import typer
 from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
 
-__all__ = ["EXAMPLE", "AllowedHost", "Host", "Insecure", "Port", "TlsCert", "TlsKey", "TokenFile", "check", "command"]
+__all__ = [
+    "EXAMPLE",
+    "AllowedHost",
+    "GrpcPort",
+    "Host",
+    "Insecure",
+    "Port",
+    "TlsCert",
+    "TlsKey",
+    "TokenFile",
+    "check",
+    "command",
+]
 
 EXAMPLE = "Example: cudasched serve --port 9465 --grpc-port 9466"
 
@@ -23,6 +35,9 @@ Host = Annotated[
     str, typer.Option(help="The address to listen on. One that other machines reach needs TLS, or --insecure.")
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which is said.")]
+GrpcPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Also serve gRPC on this port; 0: any that is free.")
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(help="The bearer token; made where missing. Default: serve.token in ~/.local/state/cudasched."),
@@ -56,9 +71,7 @@ def check(host: str, tls_cert: Path | None, tls_key: Path | None, insecure: bool
 def command(
     host: Host = "127.0.0.1",
     port: Port = DEFAULT_PORT,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Also serve gRPC on this port; 0: any that is free.")
-    ] = None,
+    grpc_port: GrpcPort = None,
     token_file: TokenFile = None,
     audit_log: Annotated[
         Path | None, typer.Option(help="Who changed what. Default: audit.jsonl beside the default token file.")

@@ -72,7 +72,9 @@ class Statistics:
         batches: How many batches had how many requests.
         queue_ms: Time between submission and start, of the requests that have run.
         longest_queue_ms: The longest of these.
-        run_ms: Time of batches that have run.
+        run_ms: Time of the batches that have run, by their size.
+        answer_ms: Time between submission and answer, of the completed requests.
+        last_s: When the last batch ended, s since the epoch; 0: none has.
     """
 
     submitted: int = 0
@@ -88,7 +90,9 @@ class Statistics:
     batches: dict[int, int] = field(default_factory=dict)
     queue_ms: float = 0.0
     longest_queue_ms: float = 0.0
-    run_ms: float = 0.0
+    run_ms: dict[int, float] = field(default_factory=dict)
+    answer_ms: float = 0.0
+    last_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -113,6 +117,7 @@ class Batcher:
 
     Attributes:
         example: An input, which others have to be like; None: any input.
+        answer: The output for the example; None: there is no example.
         max_queue: So many requests wait.
 
     Args:
@@ -175,6 +180,7 @@ class Batcher:
         region(client_class, name=name)  # refuses names that it cannot have
         self._run, self._name, self.max_queue = run, name, max_queue
         self.example = getattr(run, "example", None) if example is None else example
+        self.answer: Any = None
         self._queue = Queue(
             policy,
             Times(sorted(set(options.sizes)), predict),
@@ -275,8 +281,9 @@ class Batcher:
         self._check_use()
         with self._lock:
             running = 0 if self._running is None or self._running.given_up else len(self._running.requests)
-            batches = dict(self._counts.batches)
-            return replace(self._counts, batches=batches, waiting=len(self._queue), running=running)
+            counts = self._counts
+            batches, run_ms = dict(counts.batches), dict(counts.run_ms)
+            return replace(counts, batches=batches, run_ms=run_ms, waiting=len(self._queue), running=running)
 
     def close(self) -> None:
         """Accepts no more requests, runs those that wait, in batches that start at once, and returns when that is done.
@@ -354,7 +361,7 @@ class Batcher:
         for size in reversed(self._queue.times.sizes):  # the largest first: graphs of smaller ones share its memory
             for measured in range(-1, _MEASURED):
                 begin_ns = time.monotonic_ns()
-                self._outputs([self.example] * size, self._options.slo_ms)
+                self.answer = self._outputs([self.example] * size, self._options.slo_ms)[0]
                 if measured >= 0:
                     self._queue.times.record(size, time.monotonic_ns() - begin_ns)
 
@@ -405,7 +412,8 @@ class Batcher:
         """A batch has run; None: it failed."""
         counts, size = self._counts, len(batch.requests)
         counts.batches[size] = counts.batches.get(size, 0) + 1
-        counts.run_ms += (end_ns - begin_ns) / 1e6
+        counts.run_ms[size] = counts.run_ms.get(size, 0) + (end_ns - begin_ns) / 1e6
+        counts.last_s = time.time()
         for request in batch.requests:
             queue_ms = (batch.start_ns - request.arrival_ns) / 1e6
             counts.queue_ms += queue_ms
@@ -415,6 +423,7 @@ class Batcher:
         else:
             counts.completed += size
             counts.missed += missed
+            counts.answer_ms += sum(end_ns - request.arrival_ns for request in batch.requests) / 1e6
 
     def _outputs(self, inputs: list[Any], slack_ms: float | None) -> list[Any]:
         """Raises RunError."""

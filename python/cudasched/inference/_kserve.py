@@ -1,22 +1,21 @@
-"""Batchers over HTTP, by the open inference protocol (KServe v2), with JSON tensors.
+"""Models as the open inference protocol (KServe v2) has them, whatever carries it.
 
 The rows of a request's tensors are requests of the batcher, each of which may be in another batch. A batcher here has
-an example: an array, or a mapping of arrays by the names of the inputs.
+an example: an array, or a mapping of arrays by the names of the inputs. An array of objects is one of BYTES. Each model
+has one version, "1".
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
+import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 
 from cudasched import __version__
 from cudasched._text import one_line, shown
@@ -24,187 +23,322 @@ from cudasched.errors import ConfigError, Error
 from cudasched.inference._batcher import Batcher
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
 
-__all__ = ["PUBLIC", "application"]
+__all__ = ["VERSION", "Asked", "Models", "check", "datatype", "decoded", "numbers", "raw", "refusal"]
 
-PUBLIC = frozenset({"/v2", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no token."""
+VERSION = "1"
+"""Of every model."""
 
 _DATATYPES = {
     "bool": "BOOL",
     **{f"{'u' * unsigned}int{bits}": f"{'U' * unsigned}INT{bits}" for bits in (8, 16, 32, 64) for unsigned in (0, 1)},
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+    "object": "BYTES",
 }
 _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
-_STATUS: dict[type[Error], int] = {
-    InputError: 400,
-    QueueFullError: 503,
-    UseError: 503,
-    DeadlineError: 504,
-    RunError: 500,
-}
+_LENGTH = struct.Struct("<I")
+_UNSUPPORTED = ("classification", "shared_memory_region")
 
 
 class _UnknownModelError(Error):
-    """There is no such model."""
+    """There is no such model, or no such version of it."""
 
 
-class _Tensor(BaseModel):
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[Any]
+_CODES: dict[type[Exception], tuple[int, str]] = {
+    _UnknownModelError: (404, "NOT_FOUND"),
+    InputError: (400, "INVALID_ARGUMENT"),
+    QueueFullError: (503, "UNAVAILABLE"),
+    UseError: (503, "UNAVAILABLE"),
+    DeadlineError: (504, "DEADLINE_EXCEEDED"),
+    RunError: (500, "INTERNAL"),
+}
 
 
-class _Infer(BaseModel):
-    id: str = ""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    inputs: list[_Tensor] = Field(min_length=1)
+def refusal(error: Exception) -> tuple[int, str, str] | None:
+    """Of a request's error: the status of HTTP, the code of gRPC, and the message; None: it is of another kind."""
+    codes = next((codes for kind, codes in _CODES.items() if isinstance(error, kind)), None)
+    return codes and (*codes, one_line(str(error))[:500])
 
 
-def application(models: Mapping[str, Batcher]) -> FastAPI:
-    """The application, without its guard.
+@dataclass
+class Asked:
+    """A request for inference.
+
+    Attributes:
+        model: Its name.
+        version: Empty: the only one.
+        inputs: Names and arrays.
+        outputs: Names; empty: all.
+        parameters: Of the request. ``priority`` (1 is the highest) and ``timeout`` (us) are Triton's; 0: the default.
+    """
+
+    model: str
+    version: str
+    inputs: Sequence[tuple[str, Any]]
+    outputs: Sequence[str] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Models:
+    """Batchers by name.
 
     Args:
-        models: Batchers with an example, by name.
+        batchers: Each has an example.
 
     Raises:
-        ConfigError: One has no example, or one that is no array and no mapping of arrays.
+        ConfigError: One has no example, or an example or answer that is no array and no mapping of arrays.
     """
-    inputs = {name: _inputs(name, batcher.example) for name, batcher in models.items()}
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
-    def known(name: str) -> Batcher:
-        if name not in models:
-            raise _UnknownModelError(f"no model is named {shown(name)}; there are {', '.join(sorted(models))}")
-        return models[name]
+    def __init__(self, batchers: Mapping[str, Batcher]) -> None:
+        self._batchers = dict(batchers)
+        self._inputs = {name: _inputs(name, batcher.example) for name, batcher in batchers.items()}
+        self._outputs = {name: _answer(name, batcher.answer) for name, batcher in batchers.items()}
 
-    async def server() -> dict[str, Any]:
-        return {"name": "cudasched", "version": __version__, "extensions": ["statistics"]}
+    def server(self) -> dict[str, Any]:
+        """The server's metadata."""
+        return {"name": "cudasched", "version": __version__, "extensions": ["binary_tensor_data", "statistics"]}
 
-    async def live() -> dict[str, Any]:
-        return {}
+    def known(self, name: str, version: str = "") -> Batcher:
+        """A model's batcher. Raises _UnknownModelError, which says which there are."""
+        if name not in self._batchers:
+            raise _UnknownModelError(f"no model is named {shown(name)}; there are {', '.join(sorted(self._batchers))}")
+        if version not in ("", VERSION):
+            raise _UnknownModelError(f"the model {shown(name)} has no version {shown(version)}; it has {VERSION}")
+        return self._batchers[name]
 
-    async def ready(name: str) -> dict[str, Any]:
-        known(name)
-        return {"name": name, "ready": True}
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """A model's inputs and outputs, with -1 for the number of rows."""
+        self.known(name, version)
+        inputs, outputs = (
+            [
+                {"name": tensor, "datatype": datatype(array), "shape": [-1, *array.shape]}
+                for tensor, array in arrays.items()
+            ]
+            for arrays in (self._inputs[name], self._outputs[name])
+        )
+        return {"name": name, "versions": [VERSION], "platform": "cudasched", "inputs": inputs, "outputs": outputs}
 
-    async def metadata(name: str) -> dict[str, Any]:
-        known(name)
-        tensors = [
-            {"name": tensor, "datatype": _datatype(array), "shape": [-1, *array.shape]}
-            for tensor, array in inputs[name].items()
+    def index(self) -> list[dict[str, str]]:
+        """The models, all of which are ready."""
+        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in self._batchers]
+
+    def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
+        """Triton's, of one model or of all (no name); with `Batcher.statistics` under ``batcher``.
+
+        Times of requests that failed, and of copies, are not known and left out.
+        """
+        if not name:
+            return [one for each in self._batchers for one in self.statistics(each, version)]
+        counts = self.known(name, version).statistics()
+        ran = sum(size * batches for size, batches in counts.batches.items())
+        failed = counts.failed + counts.refused + counts.full + counts.timed_out
+        own = {
+            "success": {"count": counts.completed, "ns": _ns(counts.answer_ms)},
+            "fail": {"count": failed, "ns": 0},
+            "queue": {"count": ran, "ns": _ns(counts.queue_ms)},
+            "compute_infer": {"count": ran, "ns": _ns(sum(size * ms for size, ms in counts.run_ms.items()))},
+        }
+        sizes = [
+            {"batch_size": size, "compute_infer": {"count": batches, "ns": _ns(counts.run_ms[size])}}
+            for size, batches in sorted(counts.batches.items())
         ]
-        return {"name": name, "versions": [], "platform": "cudasched", "inputs": tensors, "outputs": []}
+        return [
+            {
+                "name": name,
+                "version": VERSION,
+                "last_inference": round(1e3 * counts.last_s),
+                "inference_count": ran,
+                "execution_count": sum(counts.batches.values()),
+                "inference_stats": own,
+                "batch_stats": sizes,
+                "batcher": vars(counts),
+            }
+        ]
 
-    async def statistics(name: str) -> dict[str, Any]:
-        return {"model_stats": [{"name": name, **vars(known(name).statistics())}]}
+    def submit(self, asked: Asked) -> list[Future[Any]]:
+        """The answers to the rows of a request.
 
-    async def infer(name: str, request: _Infer) -> dict[str, Any]:
-        batcher = known(name)
-        rows = _rows(request.inputs, inputs[name], batcher.example)
+        Raises:
+            Error: One that `refusal` knows; none of the rows is submitted then.
+        """
+        batcher = self.known(asked.model, asked.version)
+        rows = self._rows(asked, batcher.example)
+        outputs = self._outputs[asked.model]
+        if unknown := [name for name in asked.outputs if name not in outputs]:
+            raise InputError(f"no output is named {shown(unknown[0])}; the outputs are {', '.join(outputs)}")
         if len(rows) > batcher.max_queue:
             raise InputError(f"{len(rows)} rows; at most {batcher.max_queue} (max_queue)")
-        # As Triton has them: 1 is the highest priority, and a time-out is in us; 0: the default.
-        options: dict[str, Any] = {"priority": -_number(request, "priority", 0)}
-        if timeout_us := _number(request, "timeout", 0):
+        options: dict[str, Any] = {"priority": -_number(asked, "priority")}
+        if timeout_us := _number(asked, "timeout"):
             options["deadline_ms"] = timeout_us / 1e3
-        tasks = [asyncio.ensure_future(batcher.submit(row, **options)) for row in rows]
+        answers: list[Future[Any]] = []
         try:
-            answers = await asyncio.gather(*tasks)
+            for row in rows:
+                answers.append(batcher.submit_future(row, **options))
         except BaseException:
-            for task in tasks:
-                task.cancel()
+            for answer in answers:
+                answer.cancel()
             raise
-        return {"model_name": name, "id": request.id, "outputs": _outputs(answers)}
+        return answers
 
-    model = "/v2/models/{name}"
-    gets: dict[str, Callable[..., Any]] = {
-        "/v2": server,
-        "/v2/health/live": live,
-        "/v2/health/ready": live,
-        model: metadata,
-        f"{model}/ready": ready,
-        f"{model}/stats": statistics,
-    }
-    for path, function in gets.items():
-        app.add_api_route(path, function, methods=["GET"])
-    app.add_api_route(f"{model}/infer", infer, methods=["POST"])
-    app.add_exception_handler(Error, _failed)
-    app.add_exception_handler(RequestValidationError, _failed)
-    return app
+    def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
+        """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""
+        parts = [_parts(answer) for answer in answers]
+        arrays = {}
+        for name in asked.outputs or parts[0]:
+            try:
+                array = np.stack([_array(part[name]) for part in parts])
+                if array.dtype == object:
+                    array = np.array([_bytes(each) for each in array.ravel()], object).reshape(array.shape)
+            except (KeyError, TypeError, ValueError):
+                array = None
+            if datatype(array) is None:
+                raise RunError(f"the output {name} is {shown(parts[0].get(name))}: numbers of one shape are needed")
+            arrays[name] = array
+        return arrays
+
+    def _rows(self, asked: Asked, example: Any) -> list[Any]:
+        inputs = self._inputs[asked.model]
+        arrays = {name: _like(inputs.get(name), array) for name, array in asked.inputs}
+        counts = {len(array) for array in arrays.values()}
+        if set(arrays) != set(inputs):
+            raise InputError(f"the inputs are {', '.join(sorted(inputs))}; given are {', '.join(sorted(arrays))}")
+        if len(counts) != 1 or 0 in counts or len(arrays) != len(asked.inputs):
+            raise InputError("each input is given once, and all have the same number of rows, at least one")
+        named = [{name: array[row, ...] for name, array in arrays.items()} for row in range(counts.pop())]
+        return named if isinstance(example, Mapping) else [row["input"] for row in named]
 
 
-def _failed(_: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        said, status = f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 400
-    else:
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 404)
-        said = str(error)
-    return JSONResponse({"error": one_line(said)[:500]}, status_code=status)
+def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
+    """An array of a tensor.
+
+    Args:
+        name: Of the tensor.
+        datatype: The protocol's.
+        shape: Begins with the number of rows.
+        data: The elements in rows: a list, nested or flat, or bytes (little-endian; of BYTES, each has its length in
+            four bytes before it).
+
+    Raises:
+        InputError: It is none of that datatype and shape.
+    """
+    dtype = _DTYPES.get(datatype)
+    if dtype is None:
+        raise InputError(f"{name}: datatype {datatype!r} is not supported; {', '.join(_DTYPES)} are")
+    if not shape or min(shape) < 0:
+        raise InputError(f"{name}: shape {list(shape)} does not begin with a number of rows")
+    try:
+        if not isinstance(data, bytes):
+            with np.errstate(over="ignore"):
+                array = np.array(data, dtype)
+            if datatype == "BYTES":
+                array = np.array([_bytes(each) for each in array.ravel()], dtype)
+        elif datatype == "BYTES":
+            array = np.array(_split(data), dtype)
+        elif datatype == "BOOL":
+            array = np.frombuffer(data, np.uint8) != 0
+        else:
+            array = np.frombuffer(bytearray(data), dtype)  # a copy, which the model may write to
+        return array.reshape(shape)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name}: the data are no {datatype} of shape {list(shape)}: {error}") from None
+
+
+def raw(array: Any) -> bytes:
+    """The elements of an output as bytes, as `decoded` reads them."""
+    if array.dtype == object:
+        return b"".join(_LENGTH.pack(len(each)) + each for each in array.ravel())
+    return bytes(np.ascontiguousarray(array).data)
+
+
+def numbers(name: str, array: Any) -> list[Any]:
+    """The elements of an output for JSON. Raises RunError where JSON cannot have them."""
+    try:
+        if array.dtype == object:
+            return [each.decode() for each in array.ravel()]
+    except UnicodeDecodeError:
+        raise RunError(f"the output {name} is no UTF-8, which JSON needs: ask for binary data") from None
+    if not np.isfinite(array).all():
+        raise RunError(f"the output {name} has numbers that are not finite, which JSON has not: ask for binary data")
+    values: list[Any] = array.ravel().tolist()
+    return values
+
+
+def check(parameters: Mapping[str, Any]) -> None:
+    """Raises InputError where parameters of a tensor ask for an extension that is not here."""
+    for name in _UNSUPPORTED:
+        if name in parameters:
+            raise InputError(f"the parameter {name} is not supported")
 
 
 def _inputs(name: str, example: Any) -> dict[str, Any]:
     """The example's arrays by the names of the inputs."""
     arrays = dict(example) if isinstance(example, Mapping) else {"input": example}
     for tensor, array in arrays.items():
-        if not isinstance(tensor, str) or not hasattr(array, "shape") or _datatype(array) is None:
-            raise ConfigError(f"the model {shown(name)} needs an example of numeric arrays, and has {shown(example)}")
+        if not isinstance(tensor, str) or not hasattr(array, "shape") or datatype(array) is None:
+            raise ConfigError(f"the model {shown(name)} needs an example of arrays, and has {shown(example)}")
     return arrays
 
 
-def _datatype(array: Any) -> str | None:
+def _answer(name: str, answer: Any) -> dict[str, Any]:
+    """The arrays of the answer to the example by the names of the outputs."""
+    try:
+        arrays = {output: _array(part) for output, part in _parts(answer).items()}
+    except (TypeError, ValueError):
+        arrays = {}
+    if not arrays or not all(map(datatype, arrays.values())):
+        raise ConfigError(f"the model {shown(name)} answers {shown(answer)}: arrays are needed")
+    return arrays
+
+
+def _parts(answer: Any) -> dict[str, Any]:
+    """The outputs of an answer: named by a mapping's keys, else numbered."""
+    if isinstance(answer, Mapping):
+        return {str(name): part for name, part in answer.items()}
+    return {f"output_{place}": part for place, part in enumerate(answer if isinstance(answer, tuple) else (answer,))}
+
+
+def _array(part: Any) -> Any:
+    array = np.array(part, object) if isinstance(part, (bytes, str)) else np.asarray(part)
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def datatype(array: Any) -> str | None:
     return _DATATYPES.get(str(getattr(array, "dtype", "")).removeprefix("torch."))
 
 
-def _number(request: _Infer, name: str, default: float) -> float:
-    value = request.parameters.get(name, default)
+def _number(asked: Asked, name: str) -> float:
+    value = asked.parameters.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InputError(f"the parameter {name} = {shown(value)}: a number is needed")
     return float(value)
 
 
-def _rows(tensors: list[_Tensor], inputs: dict[str, Any], example: Any) -> list[Any]:
-    arrays = {tensor.name: _array(tensor, inputs) for tensor in tensors}
-    counts = {len(array) for array in arrays.values()}
-    if len(counts) != 1 or 0 in counts or len(arrays) != len(tensors):
-        raise InputError("each input is given once, and all have the same number of rows, at least one")
-    if set(arrays) != set(inputs):
-        raise InputError(f"the inputs are {', '.join(sorted(inputs))}; given are {', '.join(sorted(arrays))}")
-    named = [{name: array[row] for name, array in arrays.items()} for row in range(counts.pop())]
-    return named if isinstance(example, Mapping) else [row["input"] for row in named]
-
-
-def _array(tensor: _Tensor, inputs: dict[str, Any]) -> Any:
-    """A numpy array, or PyTorch's tensor where the example has those."""
-    dtype = _DTYPES.get(tensor.datatype)
-    if dtype is None:
-        raise InputError(f"{tensor.name}: datatype {tensor.datatype!r} is not supported; {', '.join(_DTYPES)} are")
-    try:
-        with np.errstate(over="ignore"):
-            array = np.array(tensor.data, dtype).reshape(tensor.shape)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{tensor.name}: the data are no {tensor.datatype} of shape {tensor.shape}: {error}") from None
-    if not array.ndim or -1 in tensor.shape:
-        raise InputError(f"{tensor.name}: shape {tensor.shape} does not begin with a number of rows")
-    is_torch = type(inputs.get(tensor.name)).__module__.partition(".")[0] == "torch"
+def _like(example: Any, array: Any) -> Any:
+    """PyTorch's tensor where the example is one."""
+    is_torch = type(example).__module__.partition(".")[0] == "torch"
     return sys.modules["torch"].from_numpy(array) if is_torch else array
 
 
-def _outputs(answers: list[Any]) -> list[dict[str, Any]]:
-    """Rows of answers as tensors: named by a mapping's keys, else numbered."""
-    first = answers[0]
-    parts = first if isinstance(first, Mapping) else dict(enumerate(first if isinstance(first, tuple) else (first,)))
-    outputs = []
-    for key in parts:
-        rows = [answer[key] if isinstance(first, (Mapping, tuple)) else answer for answer in answers]
-        try:
-            array = np.stack([np.asarray(row) for row in rows])
-        except ValueError:
-            array = np.array(None)
-        datatype = _datatype(array)
-        if datatype is None or not np.isfinite(array).all():
-            raise RunError(f"the output {shown(key)} is {shown(rows[0])}: finite numbers of one shape are needed")
-        name = key if isinstance(key, str) else f"output_{key}"
-        outputs.append({"name": name, "datatype": datatype, "shape": list(array.shape), "data": array.ravel().tolist()})
-    return outputs
+def _bytes(element: Any) -> bytes:
+    """Raises TypeError."""
+    if isinstance(element, str):
+        return element.encode()
+    if isinstance(element, bytes):
+        return element
+    raise TypeError(f"{shown(element)} is no string")
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Raises ValueError."""
+    elements, place = [], 0
+    while place < len(data):
+        start = place + _LENGTH.size
+        place = start + (_LENGTH.unpack_from(data, place)[0] if start <= len(data) else 0)
+        if place > len(data) or start > len(data):
+            raise ValueError("an element ends after the data")
+        elements.append(data[start:place])
+    return elements
+
+
+def _ns(value_ms: float) -> int:
+    return round(value_ms * 1e6)
