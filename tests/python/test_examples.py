@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorc
         ("decode_beside_training.py --requests 3 --tokens 4", "ms a token", "torch"),
         ("async_server.py", "twice the same", "torch"),
         ("batched_server.py --requests 50", "of 50 requests answered", "torch"),
+        ("ray_serve.py --requests 20", "20 of 20 requests answered", "ray"),
         ("library_trainers.py transformers", "trained: 10 steps", "transformers"),
         ("library_trainers.py lightning", "trained: 10 steps", "lightning"),
     ],
