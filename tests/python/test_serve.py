@@ -31,7 +31,7 @@ pytest.importorskip("uvicorn")
 grpc = pytest.importorskip("grpc")
 
 from cudasched import ConfigError, Error  # noqa: E402
-from cudasched.serve import _grpc  # noqa: E402
+from cudasched.serve import _grpc, _server  # noqa: E402
 from cudasched.serve._guard import Callers, Guard, Limits, RateLimiter, hosts_of  # noqa: E402
 from cudasched.serve._secret import AuditLog, token_from  # noqa: E402
 from cudasched.serve._server import is_loopback  # noqa: E402
@@ -581,6 +581,29 @@ def test_names_of_hosts() -> None:
 
 
 # ---- starting ------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_not_delayed_by_nagle() -> None:
+    """The head and the body of an answer are two writes: without TCP_NODELAY the second waits 40 ms."""
+
+    async def option() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = _server._listen("127.0.0.1", 0)
+        listening.waiting = _server._Waiting(8)
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection(*listening.getsockname())
+            try:
+                return await asyncio.wait_for(found, PATIENCE_S)
+            finally:
+                writer.close()
+
+    assert asyncio.run(option()) == 1
 
 
 def test_a_port_in_use_and_one_that_may_not_be_had(cudasched: Run, private_home: Path) -> None:

@@ -159,7 +159,7 @@ class _Uvicorn(uvicorn.Server):
 
 def _listen(host: str, port: int) -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = _Listening(family, socket.SOCK_STREAM)
+    listening = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
