@@ -7,6 +7,7 @@ has one version, "1".
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import sys
@@ -303,7 +304,13 @@ def _array(part: Any) -> Any:
 
 
 def datatype(array: Any) -> str | None:
-    return _DATATYPES.get(str(getattr(array, "dtype", "")).removeprefix("torch."))
+    """The protocol's name of an array's dtype, NumPy's or PyTorch's; None: it has none."""
+    return _named(getattr(array, "dtype", None))
+
+
+@functools.cache
+def _named(dtype: Any) -> str | None:
+    return _DATATYPES.get(str(dtype).removeprefix("torch."))
 
 
 def _number(asked: Asked, name: str) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from cudasched.errors import Error
 from cudasched.inference._batcher import Batcher
@@ -44,38 +46,37 @@ class _Infer(BaseModel):
     outputs: list[_Output] = Field(default_factory=list)
 
 
-def application(batchers: Mapping[str, Batcher]) -> FastAPI:
+def application(batchers: Mapping[str, Batcher]) -> Starlette:
     """The application, without its guard. Argument and errors as of `Models`.
 
     Args:
         batchers: See there.
     """
     models = Models(batchers)
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
-    async def server() -> dict[str, Any]:
+    async def server(_: Request) -> Any:
         return models.server()
 
-    async def live() -> dict[str, Any]:
+    async def live(_: Request) -> Any:
         return {}
 
-    async def ready(name: str, version: str = "") -> dict[str, Any]:
+    async def ready(request: Request) -> Any:
+        name, version = _model(request)
         models.known(name, version)
         return {"name": name, "ready": True}
 
-    async def metadata(name: str, version: str = "") -> dict[str, Any]:
-        return models.metadata(name, version)
+    async def metadata(request: Request) -> Any:
+        return models.metadata(*_model(request))
 
-    async def statistics(name: str = "", version: str = "") -> dict[str, Any]:
-        return {"model_stats": models.statistics(name, version)}
+    async def statistics(request: Request) -> Any:
+        return {"model_stats": models.statistics(*_model(request))}
 
-    async def index() -> list[dict[str, str]]:
+    async def index(_: Request) -> Any:
         return models.index()
 
     async def infer(request: Request) -> Response:
-        path = request.path_params
         header, data = _split(request, await request.body())
-        asked = _asked(path["name"], path.get("version", ""), header, data)
+        asked = _asked(*_model(request), header, data)
         answers = models.submit(asked)
         try:
             arrays = models.outputs(asked, await _answers(answers, request))
@@ -84,21 +85,34 @@ def application(batchers: Mapping[str, Batcher]) -> FastAPI:
                 answer.cancel()  # those that wait, where one failed
         return _response(asked, header, arrays)
 
-    model, of_version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
-    gets: dict[str, Callable[..., Any]] = {
-        "/v2": server,
-        "/v2/health/live": live,
-        "/v2/health/ready": live,
-        "/v2/models/stats": statistics,
-    }
-    for one in (model, of_version):
-        gets |= {one: metadata, f"{one}/ready": ready, f"{one}/stats": statistics}
-        app.add_api_route(f"{one}/infer", infer, methods=["POST"])
-    for path, function in gets.items():
-        app.add_api_route(path, function, methods=["GET"])
-    app.add_api_route("/v2/repository/index", index, methods=["POST"])
-    app.add_exception_handler(Error, _failed)
+    def json_of(function: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(await function(request))
+
+        return answer
+
+    routes = [
+        Route("/v2", json_of(server)),
+        Route("/v2/health/live", json_of(live)),
+        Route("/v2/health/ready", json_of(live)),
+        Route("/v2/models/stats", json_of(statistics)),
+        Route("/v2/repository/index", json_of(index), methods=["POST"]),
+    ]
+    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes += [
+            Route(f"{model}/infer", infer, methods=["POST"]),
+            Route(model, json_of(metadata)),
+            Route(f"{model}/ready", json_of(ready)),
+            Route(f"{model}/stats", json_of(statistics)),
+        ]
+    app = Starlette(routes=routes, exception_handlers={Error: _failed})
+    app.router.redirect_slashes = False
     return app
+
+
+def _model(request: Request) -> tuple[str, str]:
+    """Name and version in the path; empty: none."""
+    return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
 def _failed(_: Request, error: Exception) -> JSONResponse:
