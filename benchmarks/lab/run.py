@@ -67,6 +67,7 @@ MODULES = {
     "advise": "advise.benchmark",
     "reach": "reach.benchmark",
     "lab": "lab.counts",
+    "inference": "inference.benchmark",
 }
 Group = Callable[[Session], Found | None]
 

@@ -1,0 +1,1 @@
+"""Serving: what a request costs in `cudasched.inference`, and beside Triton Inference Server."""

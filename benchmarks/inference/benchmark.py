@@ -1,0 +1,108 @@
+"""What a request costs: from `submit` to the model, and over HTTP and gRPC beside Triton: results/inference.json.
+
+One caller asks one server at a time, and the servers take turns: 2-core machines have no room for more. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from cudasched.demo.harness import HarnessError
+from cudasched.inference import Batcher
+
+from benchmarks.inference.triton import Serving, cudasched, triton
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Session
+
+WARM = 100
+"""Requests before those that are counted, in each turn."""
+
+
+def submit(session: Session) -> Found:
+    """From the call of `submit_future` to that of the model, where nothing else waits: a median, us."""
+    rounds, count = session.options.rounds, session.options.requests
+    began = [0.0]
+
+    def run(inputs: list[Any]) -> list[Any]:
+        began[0] = time.perf_counter()
+        return inputs
+
+    medians = []
+    with Batcher(run, sizes=(1,), slo_ms=None) as batcher:
+        for _ in range(rounds):
+            taken = []
+            for place in range(-WARM, count):
+                submitted = time.perf_counter()
+                batcher.submit_future(0).result()
+                if place >= 0:
+                    taken.append(1e6 * (began[0] - submitted))
+            medians.append(statistics.median(taken))
+    return {"submit_us": (statistics.median(medians), min(medians), max(medians), rounds * count)}
+
+
+@contextmanager
+def servers(session: Session) -> Iterator[tuple[Serving, Serving]]:
+    """The two that are compared: that of cudasched, and Triton."""
+    (session.builds / "triton").mkdir()
+    with cudasched(session.builds) as own, triton(session.builds / "triton") as other:
+        yield own, other
+
+
+def noop(protocol: str) -> Callable[[Session], Found]:
+    """The median time of a request over that of the same at Triton."""
+
+    def measure(session: Session) -> Found:
+        try:
+            client = importlib.import_module(f"tritonclient.{protocol}")
+        except ImportError as error:
+            raise HarnessError(f"{error.name} is not installed: pip install 'tritonclient[{protocol}]'") from error
+        rounds, count = session.options.rounds, session.options.requests
+        own, other = session.shared(servers)
+        ratios = []
+        for number in range(rounds):
+            session.need(10.0)
+            order = [own, other] if number % 2 == 0 else [other, own]
+            p50 = {server: _p50_us(client, server, protocol, count) for server in order}
+            ratios.append(p50[own] / p50[other])
+            session.say(f"{protocol}: {p50[own]:.0f} us, Triton {p50[other]:.0f} us")
+        return {f"{protocol}_noop_of_triton": (statistics.median(ratios), min(ratios), max(ratios), 2 * rounds * count)}
+
+    return measure
+
+
+def _p50_us(client: Any, server: Serving, protocol: str, count: int) -> float:
+    """Of requests one after another, from the call of the client to its return."""
+    tensor = client.InferInput("input", [1, 2], "FP32").set_data_from_numpy(np.zeros((1, 2), np.float32))
+    taken = []
+    with client.InferenceServerClient(f"127.0.0.1:{getattr(server, protocol)}") as connection:
+        for place in range(-WARM, count):
+            headers = {"authorization": f"Bearer {server.token}"}  # the client adds to it
+            began = time.perf_counter()
+            connection.infer("noop", [tensor], headers=headers)
+            if place >= 0:
+                taken.append(1e6 * (time.perf_counter() - began))
+    return statistics.median(taken)
+
+
+BENCHMARK = Benchmark(
+    about="what a request costs in a batcher, over HTTP and over gRPC, beside Triton Inference Server",
+    groups={"submit": submit, "grpc": noop("grpc"), "http": noop("http")},
+    goals={
+        "submit_us": (30.0, "less"),
+        "grpc_noop_of_triton": (1.2, "less"),
+        "http_noop_of_triton": (1.2, "less"),
+    },
+    limits={
+        "grpc_noop_of_triton": "a call that does nothing takes twice Triton's time in grpcio's Python server by itself",
+        "http_noop_of_triton": "a request without inference takes 7 times Triton's time: h11, guard and routing are Python",
+    },
+    settings={"rounds": (20, 1), "requests": (500, 20)},
+    gpu=False,
+    torch=False,
+)
