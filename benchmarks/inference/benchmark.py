@@ -100,7 +100,7 @@ BENCHMARK = Benchmark(
     },
     limits={
         "grpc_noop_of_triton": "a call that does nothing takes twice Triton's time in grpcio's Python server by itself",
-        "http_noop_of_triton": "a request without inference takes 7 times Triton's time: h11, guard and routing are Python",
+        "http_noop_of_triton": "a request without inference takes 7 times Triton's time: h11 and routing are Python",
     },
     settings={"rounds": (20, 1), "requests": (500, 20)},
     gpu=False,
