@@ -1,15 +1,21 @@
-"""What a request costs: from `submit` to the model, and over HTTP and gRPC beside Triton: results/inference.json.
+"""What a request costs, over HTTP and gRPC beside Triton, too; and what comes of many: results/inference.json.
 
-One caller asks one server at a time, and the servers take turns: 2-core machines have no room for more. Needs no GPU.
+One caller asks one server at a time, and the servers take turns: 2-core machines have no room for more. This needs no
+GPU. `LOAD` does: requests at random times to the policies of a batcher.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,7 @@ from benchmarks.inference.triton import Serving, cudasched, triton
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session
 
+ROOT = Path(__file__).resolve().parents[2]
 WARM = 100
 """Requests before those that are counted, in each turn."""
 
@@ -76,6 +83,23 @@ def noop(protocol: str) -> Callable[[Session], Found]:
     return measure
 
 
+def load(session: Session) -> Found:
+    """What program.py finds, in one process."""
+    command = [sys.executable, str(Path(__file__).with_name("program.py"))]
+    command += ["--seconds", str(session.options.seconds), *(["--simulate"] if session.rehearsal else [])]
+    environment = session.backend.environment(hooked=True)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=min(session.left_s(), 600), check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"the process did not end within {error.timeout:.0f} s") from None
+    if done.returncode != 0:
+        raise HarnessError(f"the process ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return {name: tuple(value) for name, value in json.loads(done.stdout).items()}
+
+
 def _p50_us(client: Any, server: Serving, protocol: str, count: int) -> float:
     """Of requests one after another, from the call of the client to its return."""
     tensor = client.InferInput("input", [1, 2], "FP32").set_data_from_numpy(np.zeros((1, 2), np.float32))
@@ -105,4 +129,18 @@ BENCHMARK = Benchmark(
     settings={"rounds": (20, 1), "requests": (500, 20)},
     gpu=False,
     torch=False,
+)
+
+LOAD = Benchmark(
+    about="requests at random times to the policies of a batcher, in three minutes",
+    groups={"load": load},
+    goals={
+        "goodput_of_policies": (1.0, "more"),
+        "unseen_batch_error": (0.08, "less"),
+        "unseen_batch_coverage": (0.87, "more"),
+        "late_gpu_share": (0.02, "less"),
+        "priority_p99_ratio": (1.2, "less"),
+    },
+    settings={"seconds": (2.5, 0.1)},
+    results="inference",
 )

@@ -68,6 +68,7 @@ MODULES = {
     "reach": "reach.benchmark",
     "lab": "lab.counts",
     "inference": "inference.benchmark",
+    "inference_load": "inference.benchmark:LOAD",
 }
 Group = Callable[[Session], Found | None]
 

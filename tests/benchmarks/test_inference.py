@@ -6,7 +6,8 @@ import importlib.util
 
 import pytest
 
-from benchmarks.inference import triton
+from benchmarks.inference import program, triton
+from benchmarks.inference.benchmark import LOAD
 from benchmarks.lab.run import run
 from benchmarks.results.schema import load
 
@@ -32,3 +33,17 @@ def test_the_server_that_is_compared_starts_and_ends(tmp_path):
         pytest.importorskip(needed)
     with triton.cudasched(tmp_path) as serving:
         assert serving.http > 0 and serving.grpc > 0 and len(serving.token) >= 32
+
+
+def test_policies_are_compared_on_the_simulated_driver(tmp_path):
+    out = tmp_path / "load.json"
+    assert run("inference_load", ["--rehearse", "--seconds", "0.02", "--out", str(out)]) == 0
+    found = {row.figure: row for row in load(out).rows}
+    assert set(found) == set(LOAD.goals)
+    assert found["unseen_batch_error"].n == 80 and 0 <= found["unseen_batch_coverage"].value <= 1
+
+
+def test_bounds_between_sizes_that_have_run():
+    taken = {size: [1.0 + 0.1 * size] * program.RUNS for size in program.SIZES}
+    found = program.unseen(taken)
+    assert found["unseen_batch_error"][0] < 0.01 and found["unseen_batch_coverage"][0] == 1
