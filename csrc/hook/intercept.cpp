@@ -253,6 +253,12 @@ CUresult copy_3d(const CUDA_MEMCPY3D* what) noexcept {
 
 runtime::Lifecycle& lifecycle() noexcept { return runtime::engine().lifecycle(); }
 
+CUresult stream_create_with_priority(CUstream* stream, unsigned flags, int priority) noexcept {
+  const CUresult status = table().cuStreamCreateWithPriority(stream, flags, priority);
+  if (status == CUDA_SUCCESS) runtime::note_priority(*stream, priority);
+  return status;
+}
+
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::forget_stream(stream);
   driver::registry().forget(stream);  // again, should the ticker have asked for it since
@@ -394,6 +400,7 @@ std::span<const TakenOver> launch_functions() noexcept {
       TakenOver{"cuGraphLaunch", address(&launch_graph<false>), address(&launch_graph<true>)},
       TakenOver{"cuStreamSynchronize", address(&stream_synchronize<false>), address(&stream_synchronize<true>)},
       TakenOver{"cuStreamQuery", address(&stream_query<false>), address(&stream_query<true>)},
+      TakenOver{"cuStreamCreateWithPriority", address(&stream_create_with_priority)},
       TakenOver{"cuStreamDestroy_v2", address(&stream_destroy)},
       // The first versions of these took the same arguments.
       TakenOver{"cuStreamDestroy", address(&stream_destroy)},

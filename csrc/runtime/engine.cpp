@@ -225,6 +225,15 @@ void Engine::bind_stream(std::uint64_t stream, Class value) {
     throw Error("more than " + std::to_string(StreamClasses::kCapacity) + " streams have a class; unbind some first");
   }
   hot().marks.bound(true);
+  note_place(stream);
+}
+
+void Engine::class_by_priority(std::uint64_t stream, Class value) {
+  const std::scoped_lock lock(mutex_);
+  if (hot().by_priority.bind(stream, value)) note_place(stream);
+}
+
+void Engine::note_place(std::uint64_t stream) {
   std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
   Bound bound{stream};
   if (lifecycle_.attached() && driver::table().cuCtxGetCurrent(&bound.context) == CUDA_SUCCESS &&
@@ -237,17 +246,27 @@ void Engine::bind_stream(std::uint64_t stream, Class value) {
 void Engine::unbind_stream(std::uint64_t stream) noexcept {
   const std::scoped_lock lock(mutex_);
   hot().streams.unbind(stream);
-  std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
+  Class left = Class::kNormal;
+  if (!hot().by_priority.find(stream, left)) {
+    std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
+  }
   hot().marks.bound(!hot().streams.empty());
+}
+
+void Engine::stream_ends(std::uint64_t stream) noexcept {
+  if (hot().streams.empty() && hot().by_priority.empty()) return;
+  hot().by_priority.unbind(stream);
+  unbind_stream(stream);
 }
 
 template <typename Ends>
 void Engine::unbind_where(Ends&& ends) noexcept {
-  if (hot().streams.empty()) return;
+  if (hot().streams.empty() && hot().by_priority.empty()) return;
   const std::scoped_lock lock(mutex_);
   std::erase_if(bound_, [&](const Bound& known) {
     if (!ends(known)) return false;
     hot().streams.unbind(known.stream);
+    hot().by_priority.unbind(known.stream);
     return true;
   });
   hot().marks.bound(!hot().streams.empty());

@@ -83,6 +83,9 @@ class Engine {
   void serve_control() noexcept;
   void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
+  // The class of a stream where nothing else says one. Does nothing where StreamClasses is full.
+  void class_by_priority(std::uint64_t stream, Class value);
+  void stream_ends(std::uint64_t stream) noexcept;
   // Streams that were bound with this context current, or with one of this device, which ends: their handles may come
   // back for other streams.
   void unbind_streams_of(CUcontext context) noexcept;
@@ -112,6 +115,7 @@ class Engine {
     return graphs_.note_priority(exec, priority);
   }
   bool node_priority() const noexcept { return settings_.node_priority; }
+  bool class_by_stream_priority() const noexcept { return settings_.class_by_stream_priority; }
 
   // The device of the calling thread's current context; null if there is none, or scheduling is off. Makes it known on
   // first sight.
@@ -169,7 +173,8 @@ class Engine {
   };
   template <typename Ends>
   void unbind_where(Ends&& ends) noexcept;
-  std::vector<Bound> bound_;          // streams with a class
+  void note_place(std::uint64_t stream);
+  std::vector<Bound> bound_;          // streams with a class, by either table
   std::optional<std::uint64_t> job_;  // of this process; decided by its first best-effort client
   std::array<std::atomic<Device*>, kMaxDevices> devices_{};
   Lifecycle lifecycle_{*this};

@@ -23,6 +23,7 @@ struct Hot {
   std::atomic<unsigned> next_thread{1};
   std::atomic<bool> carries_origins{false};  // a stream of the process was marked, or bound to best effort
   StreamClasses streams;
+  StreamClasses by_priority;  // where nothing else says the class; empty unless CUDASCHED_CLASS_BY_STREAM_PRIORITY
   StreamMarks marks;
   EventOrigins event_origins;
   HostBackoff host_backoff;

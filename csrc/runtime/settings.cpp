@@ -171,6 +171,8 @@ constexpr Variable kVariables[] = {
     {"CUDASCHED_LATENCY_ORDER",
      [](Settings& s, const std::string& value) { s.earliest_deadline_first = one_of(value, "free", "deadline"); }},
     {"CUDASCHED_NODE_PRIORITY", [](Settings& s, const std::string& value) { s.node_priority = on_or_off(value); }},
+    {"CUDASCHED_CLASS_BY_STREAM_PRIORITY",
+     [](Settings& s, const std::string& value) { s.class_by_stream_priority = on_or_off(value); }},
     {"CUDASCHED_HOST_BACKOFF_MS",
      [](Settings& s, const std::string& value) { s.host_backoff_ns = duration(value, kNsPerMs, 0); }},
     {"CUDASCHED_LINGER_US", [](Settings& s, const std::string& value) { s.linger_ns = duration(value, kNsPerUs, 0); }},

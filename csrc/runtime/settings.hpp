@@ -33,6 +33,7 @@ struct Settings {
   double miss_probability = 0;                       // CUDASCHED_MISS_PROBABILITY, 0: rates of arrival are not used
   bool earliest_deadline_first = false;              // CUDASCHED_LATENCY_ORDER=deadline
   bool node_priority = true;                         // CUDASCHED_NODE_PRIORITY
+  bool class_by_stream_priority = false;             // CUDASCHED_CLASS_BY_STREAM_PRIORITY
   std::int64_t host_backoff_ns = 2 * kNsPerMs;       // CUDASCHED_HOST_BACKOFF_MS
   std::int64_t linger_ns = 100 * kNsPerUs;           // CUDASCHED_LINGER_US
   std::int64_t max_idle_hold_ns = 5 * kNsPerMs;      // CUDASCHED_MAX_IDLE_HOLD_MS

@@ -62,10 +62,21 @@ void note_wait_of(CUevent event, CUstream stream) noexcept {
   state.marks.inherit(StreamMarks::key(stream, context), stream, context, origin);
 }
 
+void note_priority(CUstream stream, int priority) noexcept {
+  if (!engine().class_by_stream_priority()) return;
+  const auto range = driver::table().cuCtxGetStreamPriorityRange;
+  int least = 0;
+  int greatest = 0;  // a smaller number
+  if (range == nullptr || range(&least, &greatest) != CUDA_SUCCESS || least == greatest) return;
+  if (priority < least && priority > greatest) return;
+  const Class value = priority >= least ? Class::kBestEffort : Class::kLatency;
+  engine().class_by_priority(reinterpret_cast<std::uintptr_t>(stream), value);
+}
+
 void forget_stream(CUstream stream) noexcept {
   engine().slices().stream_ends();
   engine().for_each_device([&](Device& device) { device.latency.forget_stream(stream); });
-  if (!hot().streams.empty()) engine().unbind_stream(reinterpret_cast<std::uintptr_t>(stream));
+  engine().stream_ends(reinterpret_cast<std::uintptr_t>(stream));
   const std::scoped_lock lock(LatencyActivity::probe_mutex());  // no sweep asks the driver for it meanwhile
   hot().marks.forget(StreamMarks::key(stream, nullptr));
 }

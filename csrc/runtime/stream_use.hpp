@@ -21,6 +21,10 @@ void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept;
 void note_record_of(CUevent event, CUstream stream) noexcept;
 void note_wait_of(CUevent event, CUstream stream) noexcept;
 
+// The program has made the stream with this priority: where priorities say classes, the least is best effort, and the
+// greatest latency.
+void note_priority(CUstream stream, int priority) noexcept;
+
 // The stream, or all of the context (null: of any), is about to be destroyed.
 void forget_stream(CUstream stream) noexcept;
 void forget_streams_of(CUcontext context) noexcept;
@@ -45,6 +49,8 @@ inline Class classify(CUstream stream, const ThreadState& thread) noexcept {
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), found)) return found;
   if (const Region* const region = thread.innermost()) return region->region_class;
   if (state.marks.in_use() && state.marks.find(mark_key(stream)) != kNoOrigin) return Class::kBestEffort;
+  if (!state.by_priority.empty() && state.by_priority.find(reinterpret_cast<std::uintptr_t>(stream), found))
+    return found;
   return state.process_class.load(std::memory_order_relaxed);
 }
 

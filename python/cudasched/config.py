@@ -70,6 +70,8 @@ class Config:
             earliest first).
         node_priority: Whether graphs that latency clients instantiate get the highest priority for their kernel nodes,
             and best-effort ones the lowest.
+        class_by_stream_priority: Whether a stream made with the least priority is best effort, and one made with the
+            greatest latency, where no region and no binding says its class.
         host_backoff_ms: How long best-effort threads of a program pause at their next launch, change of a graph, or
             return from a wait for the GPU, while another thread of it is in a latency region, ms; 0: they do not.
         graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
@@ -117,6 +119,7 @@ class Config:
     miss_probability: float = 0.0
     latency_order: Literal["free", "deadline"] = "free"
     node_priority: bool = True
+    class_by_stream_priority: bool = False
     host_backoff_ms: float = 2.0
     graph_slices: Literal["auto", "ahead", "always", "off"] = "auto"
     graph_slice_us: float = 200.0
@@ -311,6 +314,7 @@ SETTINGS: Mapping[str, Setting] = {
     "miss_probability": _number("", 0, 0.999),
     "latency_order": _choice("free", "deadline"),
     "node_priority": Setting(parse_switch),
+    "class_by_stream_priority": Setting(parse_switch),
     "host_backoff_ms": _time("ms", 0),
     "graph_slices": _choice("auto", "ahead", "always", "off"),
     "graph_slice_us": _time("us", 10),

@@ -33,6 +33,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "miss_probability": st.floats(0, 0.999),
     "latency_order": st.sampled_from(["free", "deadline"]),
     "node_priority": st.booleans(),
+    "class_by_stream_priority": st.booleans(),
     "host_backoff_ms": st.floats(0, 3_600_000),
     "graph_slices": st.sampled_from(["auto", "ahead", "always", "off"]),
     "graph_slice_us": st.floats(10, 3.6e9),

@@ -23,6 +23,7 @@ import pytest
 from cudasched import _region, hook
 from hypothesis import given
 from hypothesis import strategies as st
+from program import Stage
 from support import PATIENCE_S, Run
 
 
@@ -686,3 +687,27 @@ def test_any_nesting_leaves_nothing_open(steps: list[tuple[bool, str]]) -> None:
         while expected:
             regions[expected.pop()].__exit__(None, None, None)
     assert engine.nothing_open()
+
+
+PRIORITIES = """
+import ctypes
+gpu = Gpu()
+def launch_on(priority):
+    stream = ctypes.c_void_p()
+    gpu.call("cuStreamCreateWithPriority", ctypes.byref(stream), 1, priority)
+    gpu.launch(stream=stream.value)
+    gpu.synchronize()
+for priority in (0, -1, -5):
+    launch_on(priority)
+with cudasched.region("best_effort"):
+    launch_on(-5)
+"""
+
+
+@pytest.mark.parametrize(("setting", "launches"), [("on", (4, 1, 2)), ("off", (4, 0, 1))], ids=["on", "off"])
+def test_a_stream_has_the_class_of_its_priority_where_that_is_asked_for(
+    stage: Stage, setting: str, launches: tuple[int, int, int]
+) -> None:
+    program = stage.importing(CUDASCHED_CLASS_BY_STREAM_PRIORITY=setting)
+    program.call(PRIORITIES)
+    assert tuple(map(program.count, ("launches", "latency_launches", "best_effort_launches"))) == launches

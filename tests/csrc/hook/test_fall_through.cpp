@@ -451,6 +451,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   CUlibrary library = nullptr;
   CUkernel kernel = nullptr;
   CUevent event = nullptr;
+  CUstream made = nullptr;
   cuuint64_t flags = 0;
   CUmemGenericAllocationHandle handle = 0;
   CUmemAllocationProp properties{};
@@ -467,6 +468,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuInit", with<decltype(cuInit)>(0)},
       {"cuGetProcAddress", with<CUresult(const char*, void**, int, cuuint64_t)>("cuInit", &host, 12000, 0)},
       {"cuGetProcAddress_v2", with<decltype(cuGetProcAddress)>("cuInit", &host, 12000, 0, &result)},
+      {"cuStreamCreateWithPriority", with<decltype(cuStreamCreateWithPriority)>(&made, 0, 0)},
       {"cuModuleLoadData", with<decltype(cuModuleLoadData)>(&module, &kImage[0])},
       {"cuModuleLoadDataEx", with<decltype(cuModuleLoadDataEx)>(&module, &kImage[0], 0, nullptr, nullptr)},
       {"cuLibraryLoadData",

@@ -234,6 +234,36 @@ TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
   ASSERT_EQ(cudasched_bind_stream(0, CUDASCHED_LATENCY), CUDASCHED_INTERNAL_ERROR);
 }
 
+TEST_F(Launches, TheClassByPriorityHoldsWhereNothingElseSaysOne) {
+  const CUstream stream = Program::new_stream();
+  const auto key = reinterpret_cast<std::uintptr_t>(stream);
+  const auto is_latency = [&] {
+    const std::uint64_t before = state().latency_launches;
+    Program::check(program_.launch(1, stream));
+    Program::check(program_.synchronize(stream));
+    return state().latency_launches != before;
+  };
+  cudasched::runtime::engine().class_by_priority(key, Class::kLatency);
+  EXPECT_TRUE(is_latency());
+  {
+    const InRegion region(CUDASCHED_NORMAL);
+    EXPECT_FALSE(is_latency());
+  }
+  ASSERT_EQ(cudasched_bind_stream(key, CUDASCHED_NORMAL), CUDASCHED_OK);
+  EXPECT_FALSE(is_latency());
+  ASSERT_EQ(cudasched_unbind_stream(key), CUDASCHED_OK);
+  EXPECT_TRUE(is_latency());
+  ASSERT_EQ(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  EXPECT_TRUE(cudasched::runtime::hot().by_priority.empty());
+}
+
+TEST_F(Launches, PrioritiesSayNoClassUnlessTheyAreAskedTo) {
+  CUstream stream = nullptr;
+  Program::check(driver_.function<decltype(cuStreamCreateWithPriority)>("cuStreamCreateWithPriority")(&stream, 0, 0));
+  EXPECT_TRUE(cudasched::runtime::hot().by_priority.empty());
+  Program::check(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream));
+}
+
 TEST_F(Launches, AnotherProcessHoldsTheGateAndItsDeathOpensIt) {
   OtherClient other(/*active=*/true);
   std::atomic<bool> launched{false};

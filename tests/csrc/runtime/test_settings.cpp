@@ -132,6 +132,7 @@ TEST(SettingsTest, SwitchesAreSpeltAsOneLikes) {
   for (const char* const word : {"1", "true", "YES", "on"}) {
     EXPECT_TRUE(read({{"CUDASCHED_OFFLOAD", word}}).settings.offload) << word;
     EXPECT_TRUE(read({{"CUDASCHED_NODE_PRIORITY", word}}).settings.node_priority) << word;
+    EXPECT_TRUE(read({{"CUDASCHED_CLASS_BY_STREAM_PRIORITY", word}}).settings.class_by_stream_priority) << word;
   }
   for (const char* const word : {"0", "false", "NO", "off"}) {
     EXPECT_FALSE(read({{"CUDASCHED_OFFLOAD", word}}).settings.offload) << word;

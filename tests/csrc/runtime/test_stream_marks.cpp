@@ -403,6 +403,18 @@ TEST_F(ClassOfAStream, DoesNotOutliveTheContextThatItWasBoundIn) {
   cudasched_unbind_stream(other);
 }
 
+TEST_F(ClassOfAStream, ByPriorityDoesNotOutliveTheContext) {
+  auto& d = HookedDriver::instance();
+  CUcontext context = nullptr;
+  Program::check(d.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
+  CUstream const stream = Program::new_stream();
+  runtime::engine().class_by_priority(reinterpret_cast<std::uint64_t>(stream), Class::kBestEffort);
+  EXPECT_FALSE(runtime::hot().by_priority.empty());
+  program_.use_on_this_thread();
+  Program::check(d.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
+  EXPECT_TRUE(runtime::hot().by_priority.empty());
+}
+
 // A program that only copies, as NumPy-like libraries and those for images do, ends its requests by its copies.
 TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
   auto& d = HookedDriver::instance();
