@@ -211,6 +211,23 @@ def test_a_model_needs_an_example_of_arrays(example: Any) -> None:
         application({"m": batcher})
 
 
+@pytest.mark.parametrize("answer", [None, {}, [1, [2, 3]], np.datetime64("2026-01-01")])
+def test_a_model_answers_with_arrays(answer: Any) -> None:
+    with (
+        Batcher(lambda inputs: [answer for _ in inputs], slo_ms=None, example=ONE) as batcher,
+        pytest.raises(ConfigError, match=r"the model 'm' answers .*: arrays are needed"),
+    ):
+        application({"m": batcher})
+
+
+@pytest.mark.parametrize("later", [None, np.zeros(3), "text"], ids=["none", "shape", "strings"])
+def test_an_answer_is_like_those_of_the_same_request(later: Any) -> None:
+    with Batcher(lambda inputs: [later if x[0] == 1 else x for x in inputs], slo_ms=None, example=ONE) as batcher:
+        body = {"inputs": [tensor([[0, 0], [1, 0]])]}
+        ((status, answer),) = ask({"m": batcher}, ("/v2/models/m/infer", body))
+    assert status == 500 and "of one shape are needed" in answer["error"]
+
+
 MODELS = """
 import numpy
 from cudasched.inference import Batcher

@@ -187,13 +187,13 @@ class Models:
         arrays = {}
         for name in asked.outputs or parts[0]:
             try:
-                array = np.stack([_array(part[name]) for part in parts])
-                if array.dtype == object:
-                    array = np.array([_bytes(each) for each in array.ravel()], object).reshape(array.shape)
+                array = _array(np.stack([_array(part[name]) for part in parts]))
             except (KeyError, TypeError, ValueError):
                 array = None
             if datatype(array) is None:
-                raise RunError(f"the output {name} is {shown(parts[0].get(name))}: numbers of one shape are needed")
+                raise RunError(
+                    f"the output {name} is {shown(parts[0].get(name))}: numbers or strings of one shape are needed"
+                )
             arrays[name] = array
         return arrays
 
@@ -299,8 +299,11 @@ def _parts(answer: Any) -> dict[str, Any]:
 
 
 def _array(part: Any) -> Any:
+    """Strings become bytes. Raises TypeError, ValueError."""
     array = np.array(part, object) if isinstance(part, (bytes, str)) else np.asarray(part)
-    return array.astype(object) if array.dtype.kind in "SU" else array
+    if array.dtype.kind not in "OSU":
+        return array
+    return np.array([_bytes(each) for each in array.ravel()], object).reshape(array.shape)
 
 
 def datatype(array: Any) -> str | None:
