@@ -155,7 +155,8 @@ def test_tensors_of_each_datatype(client: Client, kind: Any) -> None:
     answer = client.infer(f"same_{array.dtype.name}", client.tensor("input", array), request_id="7")
     assert np.array_equal(answer.as_numpy("output_0"), array)
     got = answer.get_response()
-    assert (got["id"], got["model_version"]) == ("7", "1") if isinstance(got, dict) else (got.id, got.model_version)
+    said = (got["id"], got["model_version"]) if isinstance(got, dict) else (got.id, got.model_version)
+    assert said == ("7", "1")
 
 
 @pytest.mark.parametrize("kind", DTYPES)
