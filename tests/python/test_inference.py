@@ -232,7 +232,8 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused() -> None:
 
 def test_an_answer_after_its_deadline_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_ns = [0]
-    monkeypatch.setattr(_batcher, "time", SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead_ns[0]))
+    clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead_ns[0], time=time.time)
+    monkeypatch.setattr(_batcher, "time", clock)
 
     def run(inputs: list[int]) -> list[int]:
         ahead_ns[0] += 100_000_000_000
