@@ -121,6 +121,7 @@ TEST_F(OffloadTest, ALatencyCallBypassesWhatItDoesNotDependOnAndDrainsTheRestWit
 }
 
 TEST_F(OffloadTest, ADirectRecordOnACapturingStreamMarksTheEvent) {
+  auto* const idle = driver::table().cuStreamIsCapturing;
   driver::table().cuStreamIsCapturing = [](CUstream, CUstreamCaptureStatus* status) {
     *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
@@ -128,7 +129,7 @@ TEST_F(OffloadTest, ADirectRecordOnACapturingStreamMarksTheEvent) {
   here.queue = nullptr;
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
   EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
-  FakeDriver::fill_table();
+  driver::table().cuStreamIsCapturing = idle;
   EXPECT_EQ(entry<decltype(cuEventRecord)>("cuEventRecord")(kEvent, kStream), CUDA_SUCCESS);
   EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
 }
