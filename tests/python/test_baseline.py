@@ -492,6 +492,12 @@ def test_too_few_runs_are_refused_before_the_program_runs(cudasched: Run, simula
     assert len(done.stderr.splitlines()) == 1 and not Path("ran").exists()
 
 
+def test_a_program_without_launches_is_no_observation(cudasched: Run, simulated: Path) -> None:
+    done = cudasched("baseline", "save", "--timing", "events", "--runs", "2", "--", "true")
+    assert done.returncode == 1
+    assert "run 1 of 2 of true left no recording; nothing of it is compared or saved" in done.stderr
+
+
 def test_a_program_that_fails_is_no_observation(cudasched: Run, program: Path) -> None:
     code = "import runpy, sys; sys.argv = ['p', '1']; runpy.run_path('program.py'); sys.exit(7)"
     done = cudasched("baseline", "save", "--timing", "events", "--runs", "2", "--", sys.executable, "-c", code)

@@ -405,6 +405,9 @@ def test_a_compiler_may_be_a_command_with_arguments(compiler: Path, monkeypatch:
     monkeypatch.setenv("CXX", f"env 'A=b c' {compiler}")
     assert _extension.command(a_pytorch(), Path("out"))[:4] == ["env", "A=b c", str(compiler), "-std=c++20"]
     assert _extension.build(a_pytorch()).is_file()
+    monkeypatch.setenv("CXX", "/nowhere/c++ -v")
+    with pytest.raises(cudasched.torch.ExtensionError, match=r"CXX='/nowhere/c\+\+ -v' names no command; unset it"):
+        _extension.build(a_pytorch(), again=True)
     monkeypatch.setenv("CXX", "g++ 'a")
     with pytest.raises(cudasched.torch.ExtensionError, match="is no command: No closing quotation"):
         _extension.build(a_pytorch(), again=True)

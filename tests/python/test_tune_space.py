@@ -135,6 +135,8 @@ def test_shapes_are_checked() -> None:
     for wrong in ("rows", "rows=", "rows=nan", "=3", "a b=3"):
         with pytest.raises(ConfigError, match="NAME=NUMBER"):
             parse_shape([wrong])
+    with pytest.raises(ConfigError, match="--shape n=5: n is said twice"):
+        parse_shape(["n=4", "n=5"])
     with pytest.raises(ConfigError, match="the shape has no m; it has n"):
         small(m=3)
     with pytest.raises(ConfigError, match="a number over 0"):

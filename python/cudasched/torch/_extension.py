@@ -127,6 +127,10 @@ def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
         raise ExtensionError(f"CXX={_text.shown(os.environ['CXX'])} is no command: {error}") from None
     if not compiler:
         raise ExtensionError("there is no C++ compiler (g++); install one")
+    if shutil.which(compiler[0]) is None:
+        raise ExtensionError(
+            f"CXX={_text.shown(os.environ['CXX'])} names no command; unset it, or install that compiler"
+        )
     sources = _sources()
     home = Path(torch.__file__).parent
     arguments = [

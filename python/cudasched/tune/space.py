@@ -295,7 +295,7 @@ class Space:
         self.path = path
         self.text = text
         try:
-            data = tomllib.loads(text)
+            data = tomllib.loads(text.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and what is nested as deep
             raise ConfigError(f"{path}: it is no TOML: {error}") from None
         try:
@@ -747,7 +747,7 @@ def parse_shape(items: Sequence[str]) -> dict[str, int | float]:
     """NAME=VALUE, as the command line has it.
 
     Raises:
-        ConfigError: It is not of that form.
+        ConfigError: It is not of that form, or a name is said twice.
     """
     made: dict[str, int | float] = {}
     for item in items:
@@ -758,5 +758,7 @@ def parse_shape(items: Sequence[str]) -> dict[str, int | float]:
             number = math.nan
         if not sign or not _NAME.fullmatch(name) or not math.isfinite(number):
             raise ConfigError(f"--shape {item}: it is NAME=NUMBER")
+        if name in made:
+            raise ConfigError(f"--shape {item}: {name} is said twice")
         made[name] = int(number) if number.is_integer() else number
     return made

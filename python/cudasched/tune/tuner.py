@@ -97,8 +97,10 @@ class Settings:
                 raise ConfigError(f"{name} is at least {least}, not {getattr(self, name)}")
         if self.many < self.few:
             raise ConfigError(f"many ({self.many}) is at least few ({self.few})")
-        if not self.seconds > 0 or not self.promising >= 0 or not self.objective.memory >= 0:
-            raise ConfigError("seconds is over 0, promising and memory are 0 or more")
+        if not self.seconds > 0:
+            raise ConfigError(f"seconds is over 0, not {self.seconds}")
+        if not self.promising >= 0 or not self.objective.memory >= 0:
+            raise ConfigError("promising and memory are 0 or more")
         if not 0 <= self.objective.min_occupancy <= 1:
             raise ConfigError(f"min_occupancy is 0 to 1, not {self.objective.min_occupancy}")
 

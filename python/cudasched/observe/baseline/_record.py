@@ -119,10 +119,8 @@ def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Basel
             with _Watch() as watch:
                 code = run_collected(program, output=path, timing=timing, label="", quiet=True)
             if code != 0:
-                raise Error(
-                    f"run {number} of {runs} of {program[0]} ended with exit code {code}; nothing of it is compared or "
-                    "saved: mend the program first"
-                )
+                end = f"ended with exit code {code}" if path.exists() else "left no recording"
+                raise Error(f"run {number} of {runs} of {program[0]} {end}; nothing of it is compared or saved")
             counted.append(of_counters(watch.of(set(read(path)["pid"].unique().to_pylist()))))
             paths.append(path)
             print(f"cudasched: run {number} of {runs} is recorded", file=sys.stderr, flush=True)
