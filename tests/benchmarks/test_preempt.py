@@ -214,7 +214,9 @@ def test_a_figure_is_met_only_with_all_of_its_interval(tmp_path: Path) -> None:
     assert "; 95%: " in tables.core_table(figures(results(cells)))
 
 
-def test_main_is_a_scene_of_preempt_and_a_pair_or_a_repeat_may_be_chosen(tmp_path: Path) -> None:
+def test_main_is_a_scene_of_preempt_and_a_pair_or_a_repeat_may_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def chosen(*given: str) -> PreemptRunner:
         options = parse("main", load_benchmark("main"), ["--out", str(tmp_path / "main.json"), *given])
         return PreemptRunner(Session("main", options, META), PreemptFleet(Backend()))
@@ -227,11 +229,13 @@ def test_main_is_a_scene_of_preempt_and_a_pair_or_a_repeat_may_be_chosen(tmp_pat
     pairs = [("torch_lstm", "vit_graph"), *(("torch_resnet50", server) for server in SERVERS)]
     assert chosen(*asked).parts == {("main", 2): pairs}
     assert [*chosen(*asked, "--part", "2/2").parts.values()] == [pairs[2:]]
+    names = MPS["mps_priority"] | MPS["mps_half"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
     with PreemptFleet(Backend()) as fleet:
         fleet._mps = SimpleNamespace(environment={"CUDA_MPS_PIPE_DIRECTORY": "p"}, leave=lambda: None)  # type: ignore[assignment]
         given = {arm: fleet._environment(Place("program", "torch_lstm", f"{arm}_bare")) for arm in MPS}
         server = fleet._environment(Place("server", "bert_graph", "mps_half_bare"))
-    names = MPS["mps_priority"] | MPS["mps_half"]
     told = {arm: {name: each.get(name) for name in names} for arm, each in given.items()}
     assert list(told["mps"].values()) == [None, None] and list(told["mps_priority"].values()) == ["1", None]
     assert list(told["mps_half"].values()) == [None, "50"] and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in server

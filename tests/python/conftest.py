@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 # What the tests are run under must not reach the programs that they start, nor decide what an import here does.
 for _variable in [name for name in os.environ if name.startswith("CUDASCHED_") and name != "CUDASCHED_LIB_DIR"]:
     del os.environ[_variable]
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and programs inherit that
 
 from cudasched import errors, hook  # noqa: E402
 
