@@ -1,7 +1,7 @@
 // Which class a call has: the class bound to its stream, else that of the calling thread's region, else best effort
 // where a best-effort region has marked the stream (runtime/stream_marks.hpp), else that of the stream's priority where
-// priorities say classes, else the process's own. The class
-// belongs to the call, never to a thread because of what it once did.
+// priorities say classes, else the process's own. The class belongs to the call, never to a thread because of what it
+// once did.
 //
 // classify() runs on the launch path: a few loads. Binding streams and opening regions do not.
 #pragma once
