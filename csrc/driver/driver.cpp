@@ -14,12 +14,12 @@ std::string describe(const char* call, CUresult status, const std::source_locati
          where.file_name() + ":" + std::to_string(where.line());
 }
 
-enum class Need : std::uint8_t { needed, optional };
+enum class Need : std::uint8_t { kNeeded, kOptional };
 
 template <typename Function>
 void look_up(void* handle, Function*& function, Need need, const char* name) {
   function = reinterpret_cast<Function*>(cudasched_loader_find(handle, name));
-  if (function == nullptr && need == Need::needed) {
+  if (function == nullptr && need == Need::kNeeded) {
     throw HookError(std::string("the NVIDIA driver has no ") + name +
                     "; cudasched needs a driver of release 470 or later, and 550 or later to schedule");
   }
@@ -42,7 +42,7 @@ void Driver::load(void* handle) {
   look_up(handle, name.per_thread, Need::need, symbol suffix);
 #include "driver/calls.inc"
   // Drivers of release 470 have the older one alone.
-  if (cuDeviceGetUuid == nullptr) look_up(handle, cuDeviceGetUuid, Need::needed, "cuDeviceGetUuid");
+  if (cuDeviceGetUuid == nullptr) look_up(handle, cuDeviceGetUuid, Need::kNeeded, "cuDeviceGetUuid");
 }
 
 void check(const char* call, CUresult status, std::source_location where) {
