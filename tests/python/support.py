@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,3 +23,24 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def but_for_long_kernels(text: str) -> str:
     """What a program has said, without the warning that a kernel runs for very long."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_OF_LONG_KERNELS))
+
+
+_HOLDS = "import sys; from cudasched._scratch import Scratch; s = Scratch('test'); print(s.path, flush=True); input()"
+
+
+@contextlib.contextmanager
+def killed_and_living() -> Iterator[list[Path]]:
+    """Temporary directories of two programs, of which the first is killed."""
+    holders = [
+        subprocess.Popen([sys.executable, "-c", _HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        paths = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout]
+        holders[0].kill()
+        holders[0].wait(PATIENCE_S)
+        yield paths
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate(timeout=PATIENCE_S)

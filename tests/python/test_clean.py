@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ import pytest
 from cudasched import clean as cleaning
 from cudasched.clean import Cleaned, clean
 from program import Stage
-from support import PATIENCE_S, Run
-
-HOLD = "import sys; from cudasched._scratch import Scratch; s = Scratch('test'); print(s.path, flush=True); input()"
+from support import PATIENCE_S, Run, killed_and_living
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +119,10 @@ def test_a_file_that_a_process_has_mapped_stays(cache: Path) -> None:
 
 
 def test_left_temporary_directories_go_and_a_living_programs_do_not() -> None:
-    holders = [
-        subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        paths = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout]
-        holders[0].send_signal(signal.SIGKILL)
-        holders[0].wait(PATIENCE_S)
+    with killed_and_living() as paths:
         found = outcomes(clean())
         assert [found[path.name] for path in paths] == ["unused", "used"]
         assert [path.exists() for path in paths] == [False, True]
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.communicate(timeout=PATIENCE_S)
 
 
 def test_records_of_a_trace_go_when_its_client_cannot_write_any_more(tmp_path: Path) -> None:

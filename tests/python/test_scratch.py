@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ from typing import Any
 import cudasched
 import pytest
 from cudasched._scratch import Scratch
-from support import PATIENCE_S
-
-HOLD = "import sys; from cudasched._scratch import Scratch; s = Scratch('test'); print(s.path, flush=True); input()"
+from support import PATIENCE_S, killed_and_living
 
 
 @pytest.fixture
@@ -34,23 +31,12 @@ def test_it_is_there_for_the_block_alone(temporary: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(temporary: Path) -> None:
-    holders = [
-        subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        paths = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout]
-        holders[0].send_signal(signal.SIGKILL)
-        holders[0].wait(PATIENCE_S)
+    with killed_and_living() as paths:
         assert all(path.is_dir() for path in paths)
         with Scratch("test"):
             assert [path.is_dir() for path in paths] == [False, True]
         with Scratch("other"):
             assert paths[1].is_dir()
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.communicate(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
