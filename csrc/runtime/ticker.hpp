@@ -1,11 +1,11 @@
 // The ticker thread: what must happen while the program makes no call. Heartbeats and counters in the shared tables,
 // tables that are kept usable, the end of latency work that the program never waits for, marks of streams whose regions
-// have been left, launches that are overdue, a launcher thread that died, changes that other processes ask for; and the
-// messages about what other threads only counted.
+// have been left, launches that are overdue, a launcher thread that died, changes that other processes ask for, the
+// predictor's state on disk; and the messages about what other threads only counted.
 //
 // It looks every millisecond while latency work is active, every 5 ms while the program launches, every 20 ms else, and
 // sleeps for a second at a time where nothing needs it (ticker_sleep.hpp). It may log; it holds no lock of the launch
-// path for longer than a few reads.
+// path for longer than a few reads, but for the copy of the predictor's state.
 #pragma once
 
 #include <atomic>

@@ -76,7 +76,7 @@ class _Place:
 
 @contextlib.contextmanager
 def _alone(place: _Place) -> Iterator[bool]:
-    """Holds the locks of a place that nobody uses; False: somebody does."""
+    """Holds the locks of a place; False: a living process uses it."""
     with contextlib.ExitStack() as held:
         try:
             for path in place.locks:

@@ -128,7 +128,7 @@ async def _answers(answers: list[Any], request: Request) -> list[Any]:
             pass
 
     waited = asyncio.gather(*map(asyncio.wrap_future, answers))
-    waited.add_done_callback(lambda _: waited.cancelled() or waited.exception())  # looked at, whoever waits
+    waited.add_done_callback(lambda _: waited.cancelled() or waited.exception())  # else asyncio logs it as lost
     watched = asyncio.ensure_future(gone())
     try:
         await asyncio.wait((waited, watched), return_when=asyncio.FIRST_COMPLETED)
