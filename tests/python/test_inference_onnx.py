@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +43,17 @@ def test_each_request_has_the_row_of_its_input(tmp_path: Path) -> None:
     file.write_bytes(made(node("Neg", "x", "y")))
     model = Model(file, ONE, sizes=(4, 1))
     inputs = [np.float32([place, 1, 2]) for place in range(50)]
-    with Batcher(model, sizes=model.sizes, slo_ms=None) as batcher:
+    may_run = threading.Event()
+    may_run.set()  # The batcher tries each size first.
+
+    def run(batch: list[Any]) -> list[Any]:
+        assert may_run.wait(PATIENCE_S)
+        return model(batch)
+
+    with Batcher(run, sizes=model.sizes, slo_ms=None) as batcher:
+        may_run.clear()
         futures = [batcher.submit_future(x) for x in inputs]
+        may_run.set()
         for x, future in zip(inputs, futures, strict=True):
             assert np.array_equal(future.result(PATIENCE_S), -x)
         assert max(batcher.statistics().batches) == 4
