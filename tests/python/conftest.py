@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,39 @@ def stage(command: str, simulated: Path, tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(command, tmp_path)
     yield stage
     stage.close()
+
+
+NVML = '''
+"""Stands in for nvidia-ml-py: what a file says."""
+import json, os
+from types import SimpleNamespace as N
+NVML_CLOCK_SM = 1
+said = lambda: json.load(open(os.environ["FAKE_NVML"]))
+def nvmlInit():
+    if not os.path.exists(os.environ["FAKE_NVML"]): raise RuntimeError("NVML Shared Library Not Found")
+def nvmlShutdown(): pass
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetMemoryInfo(handle): return N(used=said()["used"], total=80 << 30, free=0)
+def nvmlDeviceGetUtilizationRates(handle): return N(gpu=93, memory=10)
+def nvmlDeviceGetClockInfo(handle, kind): return 1980
+def nvmlDeviceGetPowerUsage(handle): raise RuntimeError("Not Supported")
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [N(pid=pid, usedGpuMemory=memory) for pid, memory in said()["processes"]]
+def nvmlDeviceGetProcessUtilization(handle, since):
+    return [N(pid=pid, smUtil=40) for pid, _ in said()["processes"]]
+'''
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says what NVML sees from here on."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ['PYTHONPATH']}")
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
+
+    def say(*processes: tuple[int, int], used: int = 0) -> None:
+        (tmp_path / "nvml.json").write_text(json.dumps({"processes": processes, "used": used}))
+
+    return say

@@ -28,41 +28,6 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-NVML = '''
-"""Stands in for nvidia-ml-py: what a file says."""
-import json, os
-from types import SimpleNamespace as N
-NVML_CLOCK_SM = 1
-said = lambda: json.load(open(os.environ["FAKE_NVML"]))
-def nvmlInit():
-    if "FAKE_NVML" not in os.environ: raise RuntimeError("NVML Shared Library Not Found")
-def nvmlShutdown(): pass
-def nvmlDeviceGetHandleByUUID(uuid): return uuid
-def nvmlDeviceGetMemoryInfo(handle): return N(used=said()["used"], total=80 << 30, free=0)
-def nvmlDeviceGetUtilizationRates(handle): return N(gpu=93, memory=10)
-def nvmlDeviceGetClockInfo(handle, kind): return 1980
-def nvmlDeviceGetPowerUsage(handle): raise RuntimeError("Not Supported")
-def nvmlDeviceGetComputeRunningProcesses(handle):
-    return [N(pid=pid, usedGpuMemory=memory) for pid, memory in said()["processes"]]
-def nvmlDeviceGetProcessUtilization(handle, since):
-    return [N(pid=pid, smUtil=40) for pid, _ in said()["processes"]]
-'''
-
-
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Says what NVML sees from here on."""
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "pynvml.py").write_text(NVML)
-    monkeypatch.setenv("PYTHONPATH", f"{modules}:{os.environ['PYTHONPATH']}")
-
-    def say(*processes: tuple[int, int], used: int = 0) -> None:
-        (tmp_path / "nvml.json").write_text(json.dumps({"processes": processes, "used": used}))
-        monkeypatch.setenv("FAKE_NVML", str(tmp_path / "nvml.json"))
-
-    return say
-
 
 @pytest.fixture
 def bwrap() -> str:

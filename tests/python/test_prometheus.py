@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -292,8 +292,14 @@ def queries() -> list[str]:
     return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
 
 
-def test_the_dashboard_asks_for_what_is_exported(cudasched: Run) -> None:
-    known = exported_names()
+def alerts() -> str:
+    return resources.files("cudasched.observe").joinpath("alerts.yaml").read_text(encoding="utf-8")
+
+
+def test_the_dashboard_and_the_alerts_ask_for_what_is_exported(cudasched: Run) -> None:
+    known = exported_names() | {"cudasched_slo_"}  # begins a pattern
+    assert set(re.findall(r"\bcudasched_\w+", alerts())) <= known
+    assert cudasched("metrics", "alerts").stdout == alerts()
     for query in queries():
         assert set(re.findall(r"\bcudasched_\w+", query)) <= known, query
     variables = json.dumps(dashboard()["templating"])
@@ -301,6 +307,72 @@ def test_the_dashboard_asks_for_what_is_exported(cudasched: Run) -> None:
     ids = [panel["id"] for panel in dashboard()["panels"]]
     assert len(ids) == len(set(ids))
     assert json.loads(cudasched("metrics", "dashboard").stdout) == dashboard()
+
+
+ON = 'instance="a", gpu="GPU-1", pid="7", client="x", class='
+FIRES = {
+    "CudaschedNotMeasured": {"cudasched_scrape_failed": "1+0x60"},
+    "CudaschedTableUnreadable": {'cudasched_gpu_table_readable{gpu="GPU-1"}': "0+0x60"},
+    "CudaschedTargetsMissed": {
+        'cudasched_slo_met_total{client="x", region="r"}': "0+60x60",
+        'cudasched_slo_missed_total{client="x", region="r"}': "0+1x60",
+    },
+    "CudaschedNotInterrupted": {f'cudasched_client_up{{{ON}"best_effort"}}': "1+0x60"},
+    "CudaschedOverdue": {f'cudasched_client_overdue_seconds{{{ON}"best_effort"}}': "0+60x60"},
+    "CudaschedPastTheGate": {'cudasched_normal_beside_best_effort_launches_total{client="x"}': "0+120x60"},
+    "CudaschedMemoryLimitNear": {
+        f'cudasched_client_memory_bytes{{{ON}"latency"}}': "96+0x60",
+        f'cudasched_client_memory_limit_bytes{{{ON}"latency"}}': "100+0x60",
+    },
+    "CudaschedForeignPrograms": {
+        'cudasched_gpu_foreign_processes{instance="a", gpu="GPU-1"}': "1+0x60",
+        f'cudasched_client_up{{{ON}"latency"}}': "1+0x60",
+    },
+}
+"""Series in which each alert fires, a sample a minute."""
+QUIET = {
+    "cudasched_scrape_failed": "0+0x60",
+    'cudasched_gpu_table_readable{gpu="GPU-1"}': "1+0x60",
+    'cudasched_slo_met_total{client="x", region="r"}': "0+6000x60",
+    'cudasched_slo_missed_total{client="x", region="r"}': "0+1x60",
+    f'cudasched_client_up{{{ON}"best_effort"}}': "1+0x60",
+    f'cudasched_client_time_slice_seconds{{{ON}"best_effort"}}': "1+0x60",
+    f'cudasched_client_overdue_seconds{{{ON}"best_effort"}}': "1+0x60",
+    'cudasched_normal_beside_best_effort_launches_total{client="x"}': "0+1x60",
+    f'cudasched_client_memory_bytes{{{ON}"latency"}}': "90+0x60",
+    f'cudasched_client_memory_limit_bytes{{{ON}"latency"}}': "100+0x60",
+    'cudasched_gpu_foreign_processes{instance="a", gpu="GPU-2"}': "1+0x60",
+    f'cudasched_client_up{{{ON}"latency"}}': "1+0x60",
+}
+"""A machine on which all is well."""
+
+
+def test_each_alert_fires_where_it_must_and_no_other(tmp_path: Path) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus has it)")
+    assert set(re.findall(r"alert: (\w+)", alerts())) == set(FIRES)
+    (tmp_path / "alerts.yaml").write_text(alerts())
+
+    def case(given: dict[str, str], firing: str) -> dict[str, Any]:
+        return {
+            "name": firing or "quiet",
+            "interval": "1m",
+            "input_series": [{"series": series, "values": values} for series, values in given.items()],
+            "promql_expr_test": [
+                {
+                    "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
+                    "eval_time": "1h",
+                    "exp_samples": [{"labels": f'{{alertname="{firing}"}}', "value": 1}] if firing else [],
+                }
+            ],
+        }
+
+    tests = [case(given, name) for name, given in FIRES.items()] + [case(QUIET, "")]
+    (tmp_path / "tests.yaml").write_text(json.dumps({"rule_files": ["alerts.yaml"], "tests": tests}))
+    done = subprocess.run(
+        [promtool, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_is_documented() -> None:
@@ -351,8 +423,9 @@ def ask(url: str, query: str) -> list[Any]:
 
 
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(
-    program: subprocess.Popen[str], prometheus_server: str
+    program: subprocess.Popen[str], nvml: Callable[..., None], prometheus_server: str
 ) -> None:
+    nvml((program.pid, 2 << 30), used=5 << 30)
     limit = time.monotonic() + PATIENCE_S
     while len(ask(prometheus_server, "cudasched_slo_met_total > 5")) < 1:
         assert time.monotonic() < limit

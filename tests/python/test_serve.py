@@ -222,7 +222,7 @@ def test_usage_and_metrics(server: Serving) -> None:
         def shares() -> bool:
             found.update(server.ask("api/v1/usage")[1])
             time.sleep(0.1)
-            return any((each["clients"].get(client["id"]) or [None])[0] for each in found["samples"])
+            return any((each["clients"].get(client["id"]) or [None, None])[1] for each in found["samples"])
 
         eventually(shares)
         assert found["names"][client["id"]] == "train.py"

@@ -127,10 +127,10 @@ def test_charts_of_the_last_minutes_light_and_dark_wide_and_narrow(
     with program("python notebook.py"), program("python serve.py", "region"):
         for scheme, width in (("light", 1280), ("dark", 1280), ("light", 420)):
             with page(server, tmp_path / f"{scheme}{width}", scheme, width) as browser:
-                assert browser.evaluate("document.querySelectorAll('#charts svg').length") == 4
-                lines = "document.querySelectorAll('#charts .card:first-child path').length"
+                assert browser.evaluate("document.querySelectorAll('#charts svg').length") == 5
+                lines = "document.querySelectorAll('#charts .card:last-child path').length"
                 browser.wait_for(f"{lines} === 2")
-                path = browser.evaluate("document.querySelector('#charts path').getAttribute('d')")
+                path = browser.evaluate("document.querySelector('#charts .card:last-child path').getAttribute('d')")
                 assert path.startswith("M") and "NaN" not in browser.evaluate("document.body.outerHTML")
                 backs.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
                 # Nothing sticks out.

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 from cudasched import control
+from cudasched.observe._gpus import Gpu
 from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
 from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
 from support import PATIENCE_S, Run
-from test_containers import nvml  # noqa: F401
 
 pytest.importorskip("textual")
 pyte = pytest.importorskip("pyte")
@@ -95,6 +95,8 @@ def test_no_column_is_cut_off(width: int) -> None:
         5,
         "overdue 12345 s",
         1.0,
+        1.0,
+        1.0,
         123456.0,
         1234.5,
         12345.6,
@@ -117,7 +119,7 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
         METRICS, launches={"normal": 0, "latency": 150, "best_effort": 0}, latency_active_s=1.5, regions=(region,)
     )
     (row,) = rows(at(12.0, replace(PROCESS, metrics=later)), at(10.0, PROCESS))
-    assert (row.gpu_share, row.launches_per_s, row.attainment) == (0.25, 25.0, 0.9)
+    assert (row.best_effort_ratio, row.closed_ratio, row.launches_per_s, row.attainment) == (0.0, 0.25, 25.0, 0.9)
     assert row.request_ms is not None and row.gate_wait_ms is None
     assert row.memory_bytes == 3 << 30
     assert (row.slo_ms, row.in_flight_ms, row.state, row.classes, row.priority) == (5.0, 0.25, "idle", ("latency",), 2)
@@ -125,23 +127,36 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
 
 def test_the_first_look_has_no_rates_and_a_silent_process_no_metrics() -> None:
     first, silent = rows(at(1.0, PROCESS, replace(PROCESS, number=0, metrics=None)), None)
-    assert (first.gpu_share, first.launches_per_s, first.attainment) == (None, None, 0.5)
-    assert (silent.gpu_share, silent.attainment, silent.slo_ms) == (None, None, 5.0)
+    assert (first.closed_ratio, first.launches_per_s, first.attainment) == (None, None, 0.5)
+    assert (silent.closed_ratio, silent.attainment, silent.slo_ms) == (None, None, 5.0)
 
 
 def test_a_process_that_came_or_began_anew_has_no_negative_rates() -> None:
     before = replace(PROCESS, metrics=replace(METRICS, launches={"latency": 900}, latency_active_s=9.0))
     (row,) = rows(at(2.0, PROCESS), at(1.0, before))
-    assert (row.gpu_share, row.launches_per_s) == (0.0, 0.0)
+    assert (row.closed_ratio, row.launches_per_s) == (0.0, 0.0)
     (came,) = rows(at(2.0, replace(PROCESS, number=10)), at(1.0, PROCESS))
-    assert came.gpu_share is None
+    assert came.closed_ratio is None
 
 
-def test_what_is_normal_has_no_share_in_place_of_none() -> None:
-    """Guards against a busy program at 0%: launches as `normal` are not timed."""
-    later = replace(METRICS, launches={**METRICS.launches, "normal": 1000})
-    (row,) = rows(at(2.0, replace(PROCESS, metrics=later)), at(1.0, PROCESS))
-    assert (row.gpu_share, row.launches_per_s) == (None, 1000.0)
+def test_gpu_time_is_the_drivers_samples_whatever_the_class() -> None:
+    """Guards against a busy `normal` program at 0%, and against predicted time in the place of time received."""
+    clients = (*PROCESS.clients, ("GPU-1", replace(CLIENT, client_class="normal")), ("GPU-2", CLIENT))
+    look = Look(
+        2.0,
+        (
+            Device("GPU-1", "H200", gpu=Gpu("GPU-1", sm_ratios={7: 0.5, 8: 0.25})),
+            Device("GPU-2", "H200", gpu=Gpu("GPU-2", sm_ratios={7: 0.25})),
+            Device("GPU-3", "H200"),
+        ),
+        (
+            replace(PROCESS, clients=clients),
+            replace(PROCESS, number=10, pid=8),
+            replace(PROCESS, number=11, pid=9),
+            replace(PROCESS, number=12, clients=(("GPU-3", CLIENT),)),
+        ),
+    )
+    assert [row.sm_ratio for row in rows(look, None)] == [0.75, 0.25, None, None]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +260,7 @@ class Terminal:
 
 def test_in_a_terminal_wide_and_narrow(simulated: Path, quick_device: None, command: str) -> None:
     with client("serve.py", "latency"), client("train.py", "best_effort"):
-        terminal = Terminal([command, "top", "--interval-s", "0.2"], 160)
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 190)
         both = lambda text: "serve.py" in text and "train.py" in text  # noqa: E731
         wide = terminal.until(lambda text: both(text) and "past gate" in text and "by GPU %, descending" in text)
         for title in ("pid", "name", "class", "GPU %", "state", "in SLO %", "GiB", "P99 ms", "launches/s", "prio"):
@@ -267,7 +282,7 @@ def test_in_a_terminal_wide_and_narrow(simulated: Path, quick_device: None, comm
 
 def test_keys_change_the_chosen_client(simulated: Path, quick_device: None, command: str) -> None:
     with client("train.py", "best_effort"):
-        terminal = Terminal([command, "top", "--interval-s", "0.2"], 170)
+        terminal = Terminal([command, "top", "--interval-s", "0.2"], 200)
         terminal.until(lambda text: "train.py" in text and "strict" in text)
         for key, said, holds in (
             ("l", "class latency", lambda found: found.client_class == "latency"),
@@ -318,7 +333,7 @@ def test_who_else_is_on_the_gpu_is_named(
     simulated: Path,
     quick_device: None,
     command: str,
-    nvml: Callable[..., None],  # noqa: F811
+    nvml: Callable[..., None],
 ) -> None:
     unseen = 2**22 + 1  # of a pid namespace that this process does not see
     with client("serve.py", "latency"), subprocess.Popen(["sleep", "1000"]) as plain:

@@ -60,5 +60,15 @@ def show() -> int:
 @app.command(epilog="Example: cudasched metrics dashboard > cudasched.json")
 def dashboard() -> int:
     """Print a dashboard for Grafana, to be imported there."""
-    print(resources.files("cudasched.observe").joinpath("dashboard.json").read_text(encoding="utf-8"), end="")
+    return _printed("dashboard.json")
+
+
+@app.command(epilog="Example: cudasched metrics alerts > /etc/prometheus/cudasched.yaml")
+def alerts() -> int:
+    """Print alerts for Prometheus, a file of rules."""
+    return _printed("alerts.yaml")
+
+
+def _printed(name: str) -> int:
+    print(resources.files("cudasched.observe").joinpath(name).read_text(encoding="utf-8"), end="")
     return 0

@@ -8,8 +8,8 @@ is in a container itself), nothing is known of it but its memory, which is then 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +79,8 @@ class Gpu:
         unaccounted_bytes: Memory of processes that cannot be told from here, because they are in pid namespaces that
             this process does not see.
         shares: By class.
+        sm_ratios: Of each client, by the pid that its own pid namespace gives it: the share of the last moments in
+            which its kernels ran, 0 to 1, of any class. Clients of which NVML says nothing are missing.
     """
 
     uuid: str
@@ -90,6 +92,7 @@ class Gpu:
     foreign: tuple[Foreign, ...] = ()
     unaccounted_bytes: int = 0
     shares: tuple[GpuShare, ...] = ()
+    sm_ratios: Mapping[int, float] = field(default_factory=dict)
 
 
 def _said(call: Callable[[], _T]) -> _T | None:
@@ -171,6 +174,7 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
     foreign: list[Foreign] = []
     memory_of: dict[str, int] = {}
     sm_of: dict[str, float] = {}
+    sm_ratios: dict[int, float] = {}
     unseen = 0
     for entry in running or ():
         pid = int(entry.pid)
@@ -191,6 +195,8 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
         memory_of[whose] = memory_of.get(whose, 0) + (has or 0)
         if pid in busy:
             sm_of[whose] = sm_of.get(whose, 0.0) + busy[pid]
+            if member:
+                sm_ratios[own_pid] = sm_ratios.get(own_pid, 0.0) + busy[pid]
     if running is not None and not running and used is not None and clients:
         unseen = used  # in a container, older drivers list no process
     return Gpu(
@@ -203,6 +209,7 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
         foreign=tuple(sorted(foreign, key=lambda each: each.pid)),
         unaccounted_bytes=unseen,
         shares=tuple(GpuShare(whose, memory_of[whose], sm_of.get(whose)) for whose in sorted(memory_of)),
+        sm_ratios=sm_ratios,
     )
 
 

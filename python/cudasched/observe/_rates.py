@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cudasched.observe._metrics import Device, Metrics, Process, Times
@@ -36,8 +36,10 @@ class Row:
         classes: Of its clients.
         priority: The highest of its clients.
         state: ``active``, ``waiting``, ``overdue 12 s``, ``idle``.
-        gpu_share: GPU seconds a second: best effort's predicted time, and the time in which latency work held the gate.
-            None where there were launches as ``normal`` alone, which are not timed.
+        sm_ratio: The share of the last moments in which its kernels ran, of any class, as the driver samples it, summed
+            over its GPUs; None: the driver does not say.
+        best_effort_ratio: Predicted GPU seconds of its best effort that completed, a second.
+        closed_ratio: The share of the time in which its latency work held the gate closed.
         launches_per_s: Of all classes.
         gate_wait_ms: The 95th percentile of waits at the gate.
         request_ms: The 99th percentile of requests, over all regions.
@@ -57,7 +59,9 @@ class Row:
     classes: tuple[str, ...]
     priority: int
     state: str
-    gpu_share: float | None
+    sm_ratio: float | None
+    best_effort_ratio: float | None
+    closed_ratio: float | None
     launches_per_s: float | None
     gate_wait_ms: float | None
     request_ms: float | None
@@ -114,10 +118,10 @@ def _attainment(metrics: Metrics, before: Metrics | None) -> float | None:
     return met / (met + missed) if met + missed > 0 else None
 
 
-def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
+def _row(process: Process, before: Metrics | None, elapsed_s: float, sampled: dict[str, Mapping[int, float]]) -> Row:
     clients = [client for _, client in process.clients]
     metrics = process.metrics
-    share = launches = wait = request = attainment = None
+    best_effort = closed = launches = wait = request = attainment = None
     targets = [client.slo_ms for client in clients if client.slo_ms is not None]
     past_gate = 0
     if metrics is not None:
@@ -125,14 +129,14 @@ def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
         targets += [region.slo_ms for region in metrics.regions if region.slo_ms is not None]
         past_gate = metrics.normal_beside_best_effort
     if metrics is not None and before is not None and elapsed_s > 0:
-        spent = metrics.best_effort_gpu_s - before.best_effort_gpu_s
-        spent += metrics.latency_active_s - before.latency_active_s
-        normal = metrics.launches.get("normal", 0) - before.launches.get("normal", 0)
-        share = max(0.0, spent / elapsed_s) if spent > 0 or normal <= 0 else None
+        best_effort = max(0.0, metrics.best_effort_gpu_s - before.best_effort_gpu_s) / elapsed_s
+        closed = max(0.0, metrics.latency_active_s - before.latency_active_s) / elapsed_s
         launches = max(0, sum(metrics.launches.values()) - sum(before.launches.values())) / elapsed_s
         wait = _since(metrics.gate_wait, before.gate_wait).p95_ms
         earlier = {region.name: region.times for region in before.regions}
         request = _merged(_since(r.times, earlier.get(r.name, Times())) for r in metrics.regions).p99_ms
+    gpus = {uuid for uuid, _ in process.clients}
+    ratios = [sampled[uuid][process.pid] for uuid in gpus if process.pid in sampled.get(uuid, {})]
     return Row(
         number=process.number or clients[0].slot,
         pid=process.pid,
@@ -140,7 +144,9 @@ def _row(process: Process, before: Metrics | None, elapsed_s: float) -> Row:
         classes=tuple(sorted({client.client_class for client in clients})),
         priority=max(client.priority for client in clients),
         state=_state(process),
-        gpu_share=share,
+        sm_ratio=sum(ratios) if ratios else None,
+        best_effort_ratio=best_effort,
+        closed_ratio=closed,
         launches_per_s=launches,
         gate_wait_ms=wait,
         request_ms=request,
@@ -164,4 +170,5 @@ def rows(now: Look, before: Look | None) -> list[Row]:
     """
     known = {process.number: process.metrics for process in before.processes} if before is not None else {}
     elapsed_s = now.at_s - before.at_s if before is not None else 0.0
-    return [_row(process, known.get(process.number), elapsed_s) for process in now.processes]
+    sampled = {device.uuid: device.gpu.sm_ratios for device in now.devices if device.gpu is not None}
+    return [_row(process, known.get(process.number), elapsed_s, sampled) for process in now.processes]

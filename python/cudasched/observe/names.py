@@ -181,6 +181,14 @@ def _of_gpu(name: str, unit: str, text: str, value: Callable[[Gpu], float | None
     return Exported(name, "gauge", unit, text, ("gpu",), read)
 
 
+def _sm_ratios(devices: list[Device], processes: list[Process]) -> Iterator[Series]:
+    sampled = {device.uuid: device.gpu.sm_ratios for device in devices if device.gpu is not None}
+    for process in processes:
+        for uuid in dict.fromkeys(uuid for uuid, _ in process.clients):
+            if (found := sampled.get(uuid, {}).get(process.pid)) is not None:
+                yield Series((label_text(uuid), *_process_labels(process)), found)
+
+
 def _of_class(name: str, unit: str, text: str, value: Callable[[GpuShare], float | None]) -> Exported:
     def read(devices: list[Device], _: list[Process]) -> Iterator[Series]:
         for device in devices:
@@ -223,6 +231,14 @@ EXPORTED: tuple[Exported, ...] = (
         "bytes",
         "Memory of processes that cannot be told from here, because they are in other pid namespaces.",
         lambda g: float(g.unaccounted_bytes),
+    ),
+    Exported(
+        "cudasched_client_sm_ratio",
+        "gauge",
+        "ratio",
+        "Share of the last moments in which kernels of the process ran, of any class, as the driver samples it.",
+        ("gpu", *_PROCESS),
+        _sm_ratios,
     ),
     _of_class(
         "cudasched_class_memory_bytes",

@@ -53,12 +53,15 @@ def _message(name: str, model: BaseModel) -> Any:
     return json_format.ParseDict(values, messages()[name]())
 
 
+_OF_CLIENT = ("sm_ratio", "best_effort_ratio", "gate_wait_ms", "attainment", "memory_bytes")
+
+
 def _usage(usage: Usage) -> Any:
     message = messages()["Usage"](interval_s=usage.interval_s, kept=usage.kept, names=usage.names)
     for sample in usage.samples:
         added = message.samples.add(number=sample.number, at_s=sample.at_s)
-        for client, (share, wait_ms, attainment, held) in sample.clients.items():
-            _set(added.clients[client], gpu_share=share, gate_wait_ms=wait_ms, attainment=attainment, memory_bytes=held)
+        for client, values in sample.clients.items():
+            _set(added.clients[client], **dict(zip(_OF_CLIENT, values, strict=True)))
         for uuid, (sm_ratio, memory) in sample.gpus.items():
             _set(added.gpus[uuid], sm_ratio=sm_ratio, memory_used_bytes=memory)
     return message

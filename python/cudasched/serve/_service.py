@@ -196,13 +196,14 @@ class TraceRequest(BaseModel):
 class Sample(BaseModel):
     """What happened in the second before a moment; null where nothing happened, or is known.
 
-    Of each client: GPU share, P95 of waits at the gate, ms, the share of requests that kept their target, and memory
+    Of each client: the share of the time in which its kernels ran, as the driver samples it; predicted GPU seconds of
+    its best effort a second; P95 of waits at the gate, ms; the share of requests that kept their target; and memory
     that it holds, bytes. Of each GPU: busy ratio and memory in use by all, bytes.
     """
 
     number: int
     at_s: float = Field(description="Since the epoch.")
-    clients: dict[str, tuple[float | None, float | None, float | None, int]]
+    clients: dict[str, tuple[float | None, float | None, float | None, float | None, int]]
     gpus: dict[str, tuple[float | None, int | None]]
 
 
@@ -346,7 +347,13 @@ class Service:
                     number=self._number,
                     at_s=self._clock(),
                     clients={
-                        f"{row.number:016x}": (row.gpu_share, row.gate_wait_ms, row.attainment, held[row.number])
+                        f"{row.number:016x}": (
+                            row.sm_ratio,
+                            row.best_effort_ratio,
+                            row.gate_wait_ms,
+                            row.attainment,
+                            held[row.number],
+                        )
                         for row in found
                     },
                     gpus={

@@ -81,7 +81,7 @@ function tell(text, warn) {
 
 function last(id) {
   const sample = samples[samples.length - 1];
-  return (sample && sample.clients[id]) || [null, null, null, null];
+  return (sample && sample.clients[id]) || [null, null, null, null, null];
 }
 
 function classButtons(client) {
@@ -140,7 +140,7 @@ function limit(client) {
 const LABELS = [...document.querySelectorAll("thead th")].map((head) => head.textContent);
 
 function row(client) {
-  const [share, wait, attainment] = last(client.id);
+  const [ran, , wait, attainment] = last(client.id);
   const swatch = element("span", { className: "swatch" });
   swatch.style.background = colorOf(client.id);
   const regions = client.regions.map((region) => `${region.name || "(requests)"}: ${region.met} in target, ${region.missed} not`);
@@ -154,7 +154,7 @@ function row(client) {
     made.append(added);
   };
   cell(classButtons(client));
-  cell(percent(share), true);
+  cell(percent(ran), true);
   cell(client.state);
   cell(number(wait, 2), true);
   cell(percent(attainment, 1), true);
@@ -203,9 +203,11 @@ function showGpus() {
 // ---- the last minutes ----------------------------------------------------------------------------------------------
 
 const CHARTS = [
-  { title: "GPU share", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[0] === null ? null : 100 * x[0]) },
-  { title: "Waits at the gate, P95", unit: "ms", least: 1, of: (sample) => sample.clients, value: (x) => x[1] },
-  { title: "Requests in their target", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[2] === null ? null : 100 * x[2]) },
+  // Both by the driver's samples, of clients and of GPUs.
+  { title: "GPU time", unit: "%", least: 100, of: (sample) => ({ ...sample.clients, ...sample.gpus }), value: (x) => (x[0] === null ? null : 100 * x[0]) },
+  { title: "Best effort's predicted GPU time", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[1] === null ? null : 100 * x[1]) },
+  { title: "Waits at the gate, P95", unit: "ms", least: 1, of: (sample) => sample.clients, value: (x) => x[2] },
+  { title: "Requests in their target", unit: "%", least: 100, of: (sample) => sample.clients, value: (x) => (x[3] === null ? null : 100 * x[3]) },
   // Of clients what they hold, of GPUs what is in use by all, where NVML can be asked.
   { title: "Memory", unit: "GiB", least: 1, of: (sample) => ({ ...sample.clients, ...sample.gpus }),
     value: (x) => ((x = x[x.length - 1]) === null ? null : x / 2 ** 30) },
