@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -55,6 +56,23 @@ def test_only_prose_that_a_hand_wrote_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "a.hpp",
+            '// What is\n/// said.\nint a;  // here\nurl("http://x");  ///< member\n',
+            "What is\nsaid.\nhere\nmember\n",
+        ),
+        ("a.py", '"""Doc\n\nmore."""\nx = "# no"  #: attribute\n"""Of x."""\n', "Doc\n\nmore.\nattribute\nOf x.\n"),
+        ("a.md", "# A\n", "# A\n"),
+    ],
+)
+def test_of_code_the_comments_and_docstrings_are_looked_at(tmp_path: Path, name: str, code: str, said: str) -> None:
+    (tmp_path / name).write_text(code)
+    assert words.read(tmp_path / name) == said
+
+
+@pytest.mark.parametrize(
     ("said", "count"),
     [("It does what it says.", 1), ("What does it say?", 0), ('"What next?"', 0), ("What a launch costs", 1)],
 )
@@ -83,7 +101,7 @@ def test_a_label_is_no_sentence() -> None:
 
 
 def test_a_figure_over_its_limit_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(words.LIMITS, "docs_words", 10)
+    monkeypatch.setitem(words.LIMITS["documents"], "docs_words", 10)
     assert words.main([]) == 1
     assert "docs_words is" in capsys.readouterr().out
 
@@ -92,4 +110,4 @@ def test_figures_are_json() -> None:
     printed = subprocess.run(
         [sys.executable, ROOT / "scripts/words.py", "--figures"], stdout=subprocess.PIPE, check=True
     )
-    assert json.loads(printed.stdout).keys() == words.LIMITS.keys()
+    assert json.loads(printed.stdout).keys() == words.LIMITS["documents"].keys()
