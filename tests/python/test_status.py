@@ -148,8 +148,8 @@ def test_what_kernels_make_of_the_gpu_is_said_of_each_best_effort_program(
     assert show_status(as_json=False, watch=False) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "occupancy" in line]
     assert line == (
-        "train.py (42): 8 kernels, on average occupancy 62%, SM utilisation 81%, block efficiency 99%; "
-        "launch shapes: 1 critical, 4 good, 3 not judged (cudasched advise)"
+        "train.py (42): 8 kernels, by their launch shapes on average: occupancy 62%, waves full 81%, warps full 99%; "
+        "1 critical, 4 good, 3 not judged (cudasched advise)"
     )
     assert show_status(as_json=True, watch=False) == 0
     (device,) = json.loads(capsys.readouterr().out)["data"]

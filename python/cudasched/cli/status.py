@@ -248,9 +248,9 @@ def _kernels(devices: Sequence[Device]) -> list[RenderableType]:
         levels = ", ".join(f"{count} {level}" for level, count in kernels.levels.items() if count)
         lines.append(
             _line(
-                f"{client.name} ({client.pid}): {counted(kernels.count, 'kernel', 'kernels')}, on average "
-                f"occupancy {kernels.occupancy:.0%}, SM utilisation {kernels.sm_utilisation:.0%}, block efficiency "
-                f"{kernels.block_efficiency:.0%}; launch shapes: {levels} (cudasched advise)"
+                f"{client.name} ({client.pid}): {counted(kernels.count, 'kernel', 'kernels')}, by their launch shapes "
+                f"on average: occupancy {kernels.occupancy:.0%}, waves full {kernels.sm_utilisation:.0%}, warps full "
+                f"{kernels.block_efficiency:.0%}; {levels} (cudasched advise)"
             )
         )
     return lines
