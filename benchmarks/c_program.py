@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cudasched.demo.harness import HarnessError
@@ -54,8 +55,19 @@ def cuda_headers() -> list[str]:
 def _compile(command: list[str], made: Path, sources: Sequence[Path]) -> Path:
     if shutil.which(command[0]) is None:
         raise HarnessError(f"no compiler {command[0]}: install gcc and g++, or name others in CC and CXX")
-    command = [*command, "-o", str(made), *map(str, sources), "-ldl", "-lm"]
+    launcher = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()  # ccache, where the build has one
+    objects = [made.with_name(f"{made.name}.{place}.o") for place in range(len(sources))]
+    compiled = [[*launcher, *command, "-c", "-o", str(o), str(s)] for o, s in zip(objects, sources, strict=True)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as several:
+        all(several.map(_run, compiled))
+    _run([*command, "-o", str(made), *map(str, objects), "-ldl", "-lm"])
+    for each in objects:
+        each.unlink()
+    return made
+
+
+def _run(command: list[str]) -> bool:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise HarnessError(f"{sources[0].name} does not compile:\n{done.stderr[-2000:]}")
-    return made
+        raise HarnessError(f"{Path(command[-1]).name} does not compile:\n{done.stderr[-2000:]}")
+    return True

@@ -33,6 +33,7 @@ check_shell() {
 check "ruff check" ruff check "${python_sources[@]}"
 check "ruff format" ruff format --check "${python_sources[@]}"
 check mypy mypy --strict
+check "mypy of a program" mypy --strict tests/python/typed_program.py
 check clang-format check_clang_format
 check "bash -n" check_shell
 check words python scripts/words.py

@@ -5,15 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import cudasched
-import pytest
 from cudasched import config, errors, hook
-from support import PATIENCE_S
 
 PACKAGE = Path(inspect.getfile(cudasched)).parent
 
@@ -61,26 +57,6 @@ def test_versions_agree() -> None:
 
 def test_the_package_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
-
-
-CALLED = """
-import cudasched
-with cudasched.collect("data.parquet") as recorded:
-    cudasched.collect.label("a")
-report: str = cudasched.advise("data.parquet").gpu
-time_us: float = cudasched.tune("k.cu", space="k.toml", shape={"rows": 4096}).time_us
-wrong: str = recorded.rows
-"""
-
-
-def test_packages_that_are_called_are_typed(tmp_path: Path) -> None:
-    """Guards against "Module not callable" in a program that is checked strictly."""
-    pytest.importorskip("mypy")
-    (tmp_path / "program.py").write_text(CALLED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S).stdout
-    errors = [line for line in said.splitlines() if line.startswith("program.py") and "error" in line]
-    assert len(errors) == 1 and errors[0].startswith("program.py:7") and '"int"' in errors[0], said
 
 
 def test_the_stub_has_the_cores_names_and_parameters() -> None:
