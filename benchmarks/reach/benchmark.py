@@ -1,7 +1,7 @@
 """Where cudasched installs, and how much there is to read: benchmarks/results/reach.json.
 
-`wheel` wants `make wheel` and `make wheel-arm64` before; `arm64` and `image` say what they want. CI's own time is
-given: `--ci-seconds`.
+`wheel` wants `make wheel` and `make wheel-arm64` before; `arm64`, `image` and `roots` say what they want. CI's own time
+is given: `--ci-seconds`.
 """
 
 from __future__ import annotations
@@ -94,6 +94,16 @@ def image(session: Session) -> Found:
     return {"image_MB": one(own - base), "image_demo_ok": one(1.0)}
 
 
+def roots(session: Session) -> Found:
+    """New roots of distributions in which a wheel does not install, or the demo does not run."""
+    del session
+    text, _ = said(["scripts/roots.sh"])
+    failed = re.search(r"^(\d+) roots failed of", text, re.MULTILINE)
+    if failed is None:
+        raise HarnessError(f"scripts/roots.sh: no count of roots in {text[-500:]!r}")
+    return {"roots_failed": one(float(failed[1]))}
+
+
 def ci(session: Session) -> Found:
     """As CI says it."""
     seconds = session.options.ci_seconds
@@ -109,6 +119,7 @@ BENCHMARK = Benchmark(
         "install": installed_again,
         "arm64": arm64,
         "image": image,
+        "roots": roots,
         "ci": ci,
     },
     goals={
@@ -120,6 +131,7 @@ BENCHMARK = Benchmark(
         "import_ms": (50.0, "less"),
         "image_MB": (150.0, "less"),
         "image_demo_ok": (1.0, "more"),
+        "roots_failed": (0.0, "less"),
         "free_what_per_100": (0.15, "less"),
         "pronouns_per_100": (3.0, "less"),
         "words_per_sentence": (20.0, "less"),
