@@ -151,9 +151,9 @@ def _activate(as_program: bool = False) -> None:
     if hook.switched_off() or (_is_command_line() and not as_program):
         log.configure()
         return
-    _configure()
     try:
         core = hook.load_core()
+        _configure()
         try:
             core.find_driver()
         except HookError as error:
@@ -164,6 +164,7 @@ def _activate(as_program: bool = False) -> None:
             return
         install()
     except (HookError, OSError) as error:
+        log.configure()
         note_not_installed(str(error))
         place = "interpreter" if "sub-interpreter" in str(error) else "process"
         text = f"{error}; cudasched has no effect in this {place}"

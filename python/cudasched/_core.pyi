@@ -303,6 +303,12 @@ def change(path: str, process: int, setting: str, value: str, timeout_ns: int) -
     Raises ConfigError, ArbiterError.
     """
 
+def settings() -> dict[str, tuple[str, tuple[str, ...], object, float, float]]:
+    """Kind, words, default and bounds of each setting (``csrc/runtime/settings.inc``), by the end of its variable."""
+
+def parse_setting(name: str, text: bytes) -> Any:
+    """A setting's value as text says it. Raises ValueError with how it must be written instead."""
+
 def in_flight_ns() -> int:
     """Predicted GPU time still to run of this process's best-effort launches."""
 

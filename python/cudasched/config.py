@@ -11,14 +11,15 @@ A file that ``CUDASCHED_CONFIG`` names is trusted. One that was found is read on
 or to root and no other user can have put it there, and ``./cudasched.toml`` may set no paths, because a path is code to
 be loaded or a file to be written.
 
-`SETTINGS` has one definition for each setting, whichever way it is given. The engine reads environment variables alone:
-`Resolved.environment` is what it gets. An empty variable counts as unset. Relative paths of a file belong to the file's
-directory, others to the working directory.
+The engine has one definition for each setting, whichever way it is given (`settings`). It reads environment variables
+alone: `Resolved.environment` is what it gets. An empty variable counts as unset. Relative paths of a file belong to the
+file's directory, others to the working directory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -27,82 +28,28 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from cudasched._text import closest, printable, shown
-from cudasched.errors import ConfigError
+from cudasched.errors import ConfigError, HookError
 
-__all__ = ["SETTINGS", "ClientClass", "Config", "Resolved", "Setting", "find_file", "parse_class", "resolve"]
+if TYPE_CHECKING:
+    from cudasched import hook
+
+__all__ = ["ClientClass", "Config", "Resolved", "Setting", "find_file", "parse", "parse_class", "resolve", "settings"]
 
 ClientClass = Literal["latency", "normal", "best_effort"]
 
-_HOUR_MS = 3_600_000
 _NAME_BYTES = 63
-_LARGEST_PRIORITY = 8  # csrc/schedule/fair.hpp
 _FILE_BYTES = 64 * 1024
 _MODELS = Path(__file__).parent / "predictor" / "models"
 
 
 @dataclass(frozen=True)
 class Config:
-    """What can be set. A field that is not set is left to the engine, whose default is the one given here.
+    """What can be set; ``docs/configuration.md`` says what each is.
 
-    Attributes:
-        client_class: Class of launches that no region and no stream decides.
-        priority: Within the class, higher first; -8 to 8.
-        weight: Multiplies a best-effort client's share, beside its priority; 0.01 to 100.
-        slo_ms: The program's own latency target, ms; none by default.
-        offload: Whether a thread of cudasched's own makes best-effort launches, while the program's threads go on.
-        policy: When a best-effort launch may go beside latency work: ``strict``, ``slack``, ``harvest`` or
-            ``open``.
-        lead_us: How much best-effort time may be in flight when the next best-effort launch is submitted, us, or
-            ``auto``: found on line, beginning with 20, or with 60 without offload.
-        max_inflation: How much slower latency requests may become by what is in flight when they come (1.2: by 20%);
-            bounds the lead where that is ``auto``. None by default.
-        host_bound_inflation: How much slower ``harvest``, and ``slack`` where the host keeps the GPU waiting, may make
-            a latency request, from one of its waits for the GPU to the next (1.03: by 3%). The latency client's own
-            setting.
-        margin_us: What ``slack`` leaves alone of a request's slack, us.
-        long_us: A best-effort launch with a longer bound looks out for foreseen latency work, us.
-        miss_probability: Where latency work comes at random, how probable it may be that some comes in the middle of a
-            long launch; 0: long launches look out for periodic work alone.
-        latency_order: In which order several latency clients enter their regions: ``free``, or ``deadline`` (the
-            earliest first).
-        node_priority: Whether graphs that latency clients instantiate get the highest priority for their kernel nodes,
-            and best-effort ones the lowest.
-        class_by_stream_priority: Whether a stream made with the least priority is best effort, and one made with the
-            greatest latency, where no region and no binding says its class.
-        host_backoff_ms: How long best-effort threads of a program pause at their next launch, change of a graph, or
-            return from a wait for the GPU, while another thread of it is in a latency region, ms; 0: they do not.
-        graph_slices: When a best-effort graph launch is submitted in slices, so that the gate can close inside it:
-            ``auto`` (beside latency clients), the default, ``ahead`` (likewise, but slices are built before one is
-            there), ``always`` or ``off``.
-        graph_slice_us: How long a slice is to be, us.
-        graph_slice_mb: GPU memory that the slices of all graphs may take, about, MB.
-        graph_build_ms: How long cutting one graph may take in the background, ms.
-        linger_us: How long the gate stays closed after latency work is done, us; to a long launch twice as long.
-        max_idle_hold_ms: How long an active latency client with nothing on the GPU holds the gate closed, ms.
-        stale_heartbeat_ms: After how long a silent latency client stops holding the gate closed, ms.
-        turn_ms: How long one of several best-effort processes feeds the GPU, ms.
-        time_slice_us: How long the GPU runs a best-effort process before it interrupts a kernel of it for another
-            process, us: a whole number, at least 200 beside other best-effort processes or while this one starves;
-            ``auto``: as suits the other processes; ``off``: as the driver has it, 2,048.
-        job: The job that this program belongs to; the best-effort gates on all of its GPUs close and open together.
-            ``auto``: the processes that share ``MASTER_ADDR`` and ``MASTER_PORT``, else the GPUs of this process; a
-            name: the processes that have the same; ``off``: each GPU by itself.
-        memory_limit: Most bytes that the program may allocate on each GPU, as a number or as ``20GiB``; 0 or ``none``:
-            no limit.
-        give_back_ms: How long a failed allocation of latency work waits for best-effort programs to empty their
-            caches, ms, and whether this program empties its own for others; 0: neither.
-        model: Model of the predictor: a saved XGBoost model, a directory of such by GPU architecture (``sm_90.ubj``),
-            or ``off``; the models that the package ships by default.
-        cache_dir: Where the predictor keeps what it learned between runs, or ``off``; ``$XDG_CACHE_HOME/cudasched`` or
-            ``~/.cache/cudasched`` by default.
-        run_dir: Directory of the shared tables; ``/dev/shm/cudasched-<uid>`` by default.
-        log: The least level of what cudasched says.
-        log_file: Where it says so, a file that is appended to; standard error by default.
-        driver: Path of the real ``libcuda.so.1``; searched for by default.
-        name: How ``cudasched status`` calls this program, at most 63 bytes; the program's own name by default.
+    A field that is not set is left to the engine, whose default is the one given here.
     """
 
     client_class: ClientClass = "normal"
@@ -142,221 +89,106 @@ class Config:
     name: str | None = None
 
 
-# ---- one definition a setting --------------------------------------------------------------------------------------
+# ---- one definition a setting: csrc/runtime/settings.inc ----------------------------------------------------------
 
 
 class Setting(NamedTuple):
-    """What values a setting takes.
+    """A line of the engine's table.
 
     Attributes:
-        parse: A value as `Config` has it; raises ValueError with what the value must be. The second argument says
-            whether the value is text of a variable or an option, or typed, as a file or a caller gives it.
-        is_path: It names a file or a directory.
+        name: Its variable, without ``CUDASCHED_``.
+        kind: ``word``, ``switch``, ``integer``, ``number``, ``size``, ``text`` or ``path``.
+        words: All that a ``word`` may be, or what may stand in the place of a number.
+        default: The engine's; None: it has none.
+        least: The least that a number may be.
+        most: The most.
     """
 
-    parse: Callable[[object, bool], object]
-    is_path: bool = False
+    name: str
+    kind: str
+    words: tuple[str, ...]
+    default: object
+    least: float
+    most: float
 
 
-_YES = ("1", "true", "yes", "on")
-_NO = ("0", "false", "no", "off")
+@functools.lru_cache(maxsize=1)
+def _core() -> hook._Core:
+    from cudasched import hook
+
+    return hook.load_core()
 
 
-def parse_switch(value: object, text: bool = True) -> bool:
-    """``1``, ``true``, ``yes`` or ``on``, and their opposites; a file has ``true`` and ``false``.
+@functools.lru_cache(maxsize=1)
+def settings() -> Mapping[str, Setting]:
+    """The engine's table, by fields of `Config`, and in small letters what is none.
 
     Raises:
-        ValueError: It is none of these.
+        HookError: The engine cannot be loaded into this process.
     """
-    if not text:
-        if isinstance(value, bool):
-            return value
-        raise ValueError("must be true or false")
-    word = str(value).lower()
-    if word not in _YES + _NO:
-        raise ValueError("must be on or off (or 1 and 0, true and false, yes and no)")
-    return word in _YES
+    fields = {variable.removeprefix("CUDASCHED_"): field for field, variable in VARIABLES.items()}
+    return {fields.get(name, name.lower()): Setting(name, *told) for name, told in _core().settings().items()}
 
 
-def _as_number(value: object, text: bool) -> float:
-    """NaN for what is no number; of text, for what the engine would not take for one."""
+def _written(value: object, kind: str) -> str:
+    """A typed value as text; empty if the kind has none of its type."""
     if isinstance(value, bool):
-        return float("nan")
-    if isinstance(value, (int, float)) or (text and isinstance(value, str) and re.fullmatch(r"[-+.0-9a-zA-Z]+", value)):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    return float("nan")
+        return str(int(value)) if kind == "switch" else ""
+    if isinstance(value, int) and kind in ("integer", "number", "size") and value.bit_length() < 64:
+        return str(value)
+    return repr(value) if isinstance(value, float) and kind in ("number", "size") else ""
 
 
-def _number(unit: str, least: float, most: float, instead: str = "") -> Setting:
-    """A number of `unit` within bounds; or the word `instead`."""
-    bounds = f"from {_plain(least)} to {_plain(most)}"
-    wanted = f"must be {instead + ' or ' if instead else ''}a number{unit and ' of ' + unit}, {bounds}"
+def parse(field: str, value: object, text: bool) -> Any:
+    """A value as `Config` has it.
 
-    def parse(value: object, text: bool) -> object:
-        if instead and value == instead:
-            return value
-        number = _as_number(value, text)
-        if not least <= number <= most:
-            raise ValueError(wanted)
-        return number
+    Args:
+        field: Of `Config`.
+        value: What was given.
+        text: It is text of a variable or an option; else typed, as a file or a caller gives it.
 
-    return Setting(parse)
+    Raises:
+        ValueError: It is none of the setting's; the message says how it must be.
+        HookError: The engine cannot be loaded into this process.
+    """
+    name, kind, words, *_ = settings()[field]
+    if kind in ("text", "path"):
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise ValueError("must be text, and not empty")
+        if field == "name" and len(value.encode(errors="surrogateescape")) > _NAME_BYTES:
+            raise ValueError(f"a name has at most {_NAME_BYTES} bytes")
+        return value
+    if kind == "switch" and not text and not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    is_text = isinstance(value, str) and (text or kind in ("word", "size") or value in words)
+    try:
+        written = str(value) if is_text else _written(value, kind)
+        return _core().parse_setting(name, written.encode(errors="replace"))
+    except ValueError as error:
+        if field == "client_class":
+            raise ValueError(f"unknown class, known are {', '.join(words)}{closest(value, words)}") from None
+        raise ValueError(f"must be {error}{closest(value, words)}") from None
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else repr(number)
-
-
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{kind}": base ** (power + 1)
-    for power, prefix in enumerate("KMGT")
-    for kind, base in (("B", 1000), ("iB", 1024))
-}
-_SIZE = re.compile(r"([0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+(?:[eE][-+]?[0-9]+)?) *([A-Za-z]*)")
-_LEAST_SIZE, _MOST_SIZE = 2**20, 2**60
-
-
-def parse_size(value: object, text: bool = True) -> int:
+def parse_size(value: object) -> int:
     """``20GiB``, ``1.5 GB`` or a number of bytes; 0 or ``none``: no limit, which is 0.
 
     Raises:
         ValueError: It is no size.
     """
-    amount: float = float("nan")
-    if isinstance(value, str):
-        if value in ("none", "0"):
-            return 0
-        found = _SIZE.fullmatch(value)
-        if found and found[2] in _UNITS:
-            is_whole = found[1].isdigit() and len(found[1]) < 20  # to the byte, which a float has no room for
-            amount = (int(found[1]) if is_whole else float(found[1])) * _UNITS[found[2]]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value == 0:
-            return 0
-        amount = value
-    if not _LEAST_SIZE <= amount <= _MOST_SIZE:
-        raise ValueError("must be a size of at least 1 MiB, such as 20GiB, 500MB or a number of bytes, or none")
-    return int(amount)
+    return cast(int, parse("memory_limit", value, True))
 
-
-def _integer(least: int, most: int) -> Setting:
-    def parse(value: object, text: bool) -> object:
-        if text and isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,20}", value):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"must be an integer from {least} to {most}")
-        return value
-
-    return Setting(parse)
-
-
-def _time_slice(value: object, text: bool) -> object:
-    if value in ("auto", "off"):
-        return value
-    try:
-        return _integer(1, 100_000).parse(value, text)
-    except ValueError:
-        raise ValueError("must be auto, off, or a whole number of us, from 1 to 100000") from None
-
-
-def _choice(*words: str) -> Setting:
-    quoted = [f"'{word}'" for word in words]
-
-    def parse(value: object, text: bool) -> object:
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(f"must be {', '.join(quoted[:-1])} or {quoted[-1]}{closest(value, words)}")
-        return value
-
-    return Setting(parse)
-
-
-_CLASSES = ("latency", "normal", "best_effort")
-
-
-def _class(value: object, text: bool) -> object:
-    name = "best_effort" if value == "best-effort" else value
-    if not isinstance(name, str) or name not in _CLASSES:
-        raise ValueError(f"unknown class, known are {', '.join(_CLASSES)}{closest(value, _CLASSES)}")
-    return name
-
-
-def _text(value: object, text: bool) -> object:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError("must be text, and not empty")
-    return value
-
-
-def _name(value: object, text: bool) -> object:
-    if len(str(_text(value, text)).encode(errors="surrogateescape")) > _NAME_BYTES:
-        raise ValueError(f"a name has at most {_NAME_BYTES} bytes")
-    return value
-
-
-def _time(unit: str, least: float) -> Setting:
-    return _number(unit, least, _HOUR_MS * (1000 if unit == "us" else 1))
-
-
-SETTINGS: Mapping[str, Setting] = {
-    "client_class": Setting(_class),
-    "priority": _integer(-_LARGEST_PRIORITY, _LARGEST_PRIORITY),
-    "weight": _number("", 0.01, 100),
-    "slo_ms": _time("ms", 0.001),
-    "offload": Setting(parse_switch),
-    "policy": _choice("strict", "slack", "harvest", "open"),
-    "lead_us": _number("us", 0, _HOUR_MS * 1000, instead="auto"),
-    "max_inflation": _number("", 1.001, 1000),
-    "host_bound_inflation": _number("", 1.001, 2),
-    "margin_us": _time("us", 0),
-    "long_us": _time("us", 0),
-    "miss_probability": _number("", 0, 0.999),
-    "latency_order": _choice("free", "deadline"),
-    "node_priority": Setting(parse_switch),
-    "class_by_stream_priority": Setting(parse_switch),
-    "host_backoff_ms": _time("ms", 0),
-    "graph_slices": _choice("auto", "ahead", "always", "off"),
-    "graph_slice_us": _time("us", 10),
-    "graph_slice_mb": _number("MB", 0, 1_000_000),
-    "graph_build_ms": _time("ms", 1),
-    "linger_us": _time("us", 0),
-    "max_idle_hold_ms": _time("ms", 0.1),
-    "stale_heartbeat_ms": _time("ms", 1),
-    "turn_ms": _time("ms", 0.1),
-    "time_slice_us": Setting(_time_slice),
-    "job": Setting(_text),
-    "memory_limit": Setting(parse_size),
-    "give_back_ms": _number("ms", 0, 60_000),
-    "model": Setting(_text, is_path=True),
-    "cache_dir": Setting(_text, is_path=True),
-    "run_dir": Setting(_text, is_path=True),
-    "log": _choice("error", "warning", "info", "debug"),
-    "log_file": Setting(_text, is_path=True),
-    "driver": Setting(_text, is_path=True),
-    "name": Setting(_name),
-}
-"""Each field of `Config`, and what it takes, as an argument, an option, a variable or a key of a file."""
 
 VARIABLES: Mapping[str, str] = {
-    field: "CUDASCHED_CLASS" if field == "client_class" else f"CUDASCHED_{field.upper()}" for field in SETTINGS
+    field: "CUDASCHED_CLASS" if field == "client_class" else f"CUDASCHED_{field.upper()}"
+    for field in Config.__dataclass_fields__
 }
 """The environment variable of each field of `Config`."""
 
-OTHER_VARIABLES = (
-    "CONFIG",
-    "OFF",
-    "OFFLOAD_BESIDE_TOOLS",
-    "LAUNCHER_SPINS",
-    "CUPTI",
-    "COVERAGE_DIR",
-    "COLLECT_DIR",
-    "COLLECT_TIMING",
-    "COLLECT_LABEL",
-    "TOLD",
-)
-"""Variables that are no field of `Config`, without ``CUDASCHED_``."""
+_OTHER_VARIABLES = ("CONFIG", "OFF", "COLLECT_DIR", "COLLECT_TIMING", "COLLECT_LABEL", "TOLD")
+"""Variables that are no settings of the engine, without ``CUDASCHED_``."""
 
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _OFF = "off"  # in the place of a path
 
 
@@ -420,7 +252,7 @@ def untold(texts: Iterable[str], environment: MutableMapping[str, str]) -> list[
 
 def switched_off(environment: Mapping[str, str]) -> bool:
     """``CUDASCHED_OFF=1`` (``true``, ``yes``, ``on``): every call passes through, nothing is installed."""
-    return environment.get("CUDASCHED_OFF", "").lower() in _YES
+    return _SWITCH.get(environment.get("CUDASCHED_OFF", "").lower(), False)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -549,11 +381,11 @@ class _Layer:
 
     def take(self, field: str, value: object, *, text: bool, origin: str, named: str, base: Path) -> None:
         try:
-            value = SETTINGS[field].parse(value, text)
+            value = parse(field, value, text)
         except ValueError as error:
             self.problems.append(f"{named} = {shown(value)}: {error}")
             return
-        if SETTINGS[field].is_path and value != _OFF:
+        if settings()[field].kind == "path" and value != _OFF:
             with contextlib.suppress(RuntimeError):  # "~nobody"
                 value = str(base / Path(cast(str, value)).expanduser())
         self.values[field] = value
@@ -582,9 +414,9 @@ def _read_file(found: Found) -> _Layer:
     for key, value in values.items():
         field = "client_class" if key == "class" else key
         place = f"{path}, line {_line_of(text, key)}"
-        if field not in SETTINGS:
-            layer.problems.append(f"{place}: unknown key {shown(key)}{closest(key, ['class', *SETTINGS])}")
-        elif SETTINGS[field].is_path and not found.may_set_paths:
+        if field not in VARIABLES:
+            layer.problems.append(f"{place}: unknown key {shown(key)}{closest(key, ['class', *VARIABLES])}")
+        elif settings()[field].kind == "path" and not found.may_set_paths:
             layer.notes.append(
                 f"{place}: {key} is ignored: a file that was only found sets no paths; if you trust it, set "
                 f"CUDASCHED_CONFIG={path}, or set {VARIABLES[field]}"
@@ -622,7 +454,7 @@ def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) ->
 
 def _misspelt(environment: Mapping[str, str]) -> Iterable[str]:
     """Variables that look like a setting's."""
-    known = [name.removeprefix("CUDASCHED_") for name in VARIABLES.values()] + list(OTHER_VARIABLES)
+    known = [*(setting.name for setting in settings().values()), *_OTHER_VARIABLES]
     for name in environment:
         word = name.removeprefix("CUDASCHED_")
         if word == name or word in known or word.startswith("SIM_"):
@@ -655,13 +487,14 @@ def resolve(
     Raises:
         ConfigError: A value has no meaning, a key is unknown, or the file cannot be read; the message says where the
             value came from. A wrong value is refused even if a layer above replaces it.
+        HookError: The engine cannot be loaded into this process.
     """
     environment = os.environ if environment is None else environment
     directory = _working_directory() if directory is None else directory
     given = {field: value for field, value in (arguments or {}).items() if value is not None}
     for field in given:
-        if field not in SETTINGS:
-            raise ConfigError(f"unknown setting {field!r}{closest(field, SETTINGS)}")
+        if field not in VARIABLES:
+            raise ConfigError(f"unknown setting {field!r}{closest(field, VARIABLES)}")
 
     file = find_file(environment, directory)
     layers = [_read_file(file)] if file is not None else []
@@ -670,7 +503,7 @@ def resolve(
         if word := environment.get(name):
             variables.take(field, word, text=True, origin=name, named=name, base=directory)
     off = environment.get("CUDASCHED_OFF", "")
-    if off and off.lower() not in _YES + _NO:
+    if off and off.lower() not in _SWITCH:
         variables.problems.append(f"CUDASCHED_OFF = {shown(off)}: must be on or off (or 1 and 0, true and false)")
     called = _Layer()
     for field, value in given.items():
@@ -694,9 +527,11 @@ def resolve(
 
 def _checked(field: str, value: object, name: str) -> Any:
     try:
-        return SETTINGS[field].parse(value, False)
+        return parse(field, value, False)
     except ValueError as error:
         raise ConfigError(f"{name} = {shown(value)}: {error}") from None
+    except HookError:  # without an engine nothing has an effect here
+        return value
 
 
 def parse_class(name: object) -> ClientClass:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from cudasched import hook
 from cudasched._output import Output
 from cudasched._text import shown
-from cudasched.config import SETTINGS
+from cudasched.config import parse
 from cudasched.errors import ArbiterError, ConfigError, Error
 from cudasched.observe._metrics import Device, Process
 from cudasched.observe._metrics import clients as read_clients
@@ -157,7 +157,7 @@ def clients(directory: str | os.PathLike[str] | None = None) -> list[Client]:
 
 def _checked(setting: str, value: object) -> str:
     try:
-        parsed = SETTINGS[setting].parse(value, False)
+        parsed = parse(setting, value, False)
     except ValueError as error:
         raise ConfigError(f"{setting} = {shown(value)} {error}") from None
     return format(parsed, ".17g") if isinstance(parsed, float) else str(parsed)

@@ -24,7 +24,7 @@ from typing import Literal
 from cudasched import config, hook
 from cudasched._scratch import Scratch
 from cudasched._version import __version__
-from cudasched.errors import ConfigError, Error
+from cudasched.errors import Error
 
 __all__ = ["Check", "driver_version", "examine"]
 
@@ -233,11 +233,7 @@ def _run_directory() -> Iterator[Check]:
 
 
 def _settings() -> Iterator[Check]:
-    try:
-        resolved = config.resolve(tolerant=True)
-    except ConfigError as error:
-        yield Check("settings", "problem", str(error), "docs/configuration.md has them all")
-        return
+    resolved = config.resolve(tolerant=True)
     for text in resolved.refused:
         yield Check("settings", "problem", text, "correct it: the default is used")
     for text in resolved.notes:

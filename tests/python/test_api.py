@@ -37,7 +37,7 @@ def test_public_functions_are_typed_and_say_what_they_raise() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    for kind in (cudasched.Client, cudasched.Device, cudasched.State, config.Config, config.Resolved, hook.Files):
+    for kind in (cudasched.Client, cudasched.Device, cudasched.State, config.Resolved, hook.Files):
         documented = set(re.findall(r"^    (\w+):", inspect.getdoc(kind) or "", re.MULTILINE))
         fields = set(getattr(kind, "model_fields", None) or kind.__dataclass_fields__)
         assert documented == fields, kind.__name__

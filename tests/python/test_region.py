@@ -589,7 +589,7 @@ def test_asynchronous_generators(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"client_class": "latancy"}, "latency, normal, best_effort; did you mean 'latency'"),
+        ({"client_class": "latancy"}, "normal, latency, best_effort; did you mean 'latency'"),
         ({"client_class": None}, "unknown class"),
         ({"slo_ms": 0}, "slo_ms = 0"),
         ({"slo_ms": -5}, "slo_ms = -5"),

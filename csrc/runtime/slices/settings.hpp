@@ -14,10 +14,10 @@ struct SliceSettings {
     kAhead,  // likewise, but they are built before one is
     kAlways,
   };
-  When when = When::kAuto;                       // CUDASCHED_GRAPH_SLICES
-  std::int64_t slice_ns = 200 * kNsPerUs;        // CUDASCHED_GRAPH_SLICE_US
-  std::uint64_t most_bytes = 1'000'000'000;      // CUDASCHED_GRAPH_SLICE_MB, of all slices, about
-  std::int64_t most_build_ns = 2000 * kNsPerMs;  // CUDASCHED_GRAPH_BUILD_MS, of one graph
+#define SETTING(...)
+#define SLICE_SETTING(type, member, initial, NAME, form) type member = initial;
+#define ELSEWHERE(...)
+#include "runtime/settings.inc"
   // Set by tests alone.
   std::int64_t look_ns = kNsPerSecond;  // between two looks at what there is
   int idle_looks = 20;                  // without a launch: a graph's slices are dropped
