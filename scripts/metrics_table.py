@@ -14,7 +14,7 @@ MARKED = re.compile(r"(?<=<!-- generated: scripts/metrics_table.py -->\n).*?(?=<
 def table() -> str:
     """One row a metric, in the order of the export."""
     rows = ["| name | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
-    for each in names.EXPORTED:
+    for each in names.exports():
         total = "_total" if each.kind == "counter" else ""
         labels = ", ".join(f"`{label}`" for label in each.labels)
         rows.append(f"| `{each.name}{total}` | {each.kind} | {each.unit or 'number'} | {labels} | {each.help} |")

@@ -190,52 +190,20 @@ PYBIND11_MODULE(_core, module) {
       .def_property_readonly("times", [](const cudasched_region_counts& r) { return times_of(r.times); });
 
   py::class_<cudasched_counts>(module, "Counts")
-      .def_readonly("process", &cudasched_counts::process)
-      .def_readonly("normal_launches", &cudasched_counts::normal_launches)
-      .def_readonly("latency_launches", &cudasched_counts::latency_launches)
-      .def_readonly("best_effort_launches", &cudasched_counts::best_effort_launches)
-      .def_readonly("gated_launches", &cudasched_counts::gated_launches)
-      .def_readonly("offloaded_launches", &cudasched_counts::offloaded_launches)
-      .def_readonly("untracked_launches", &cudasched_counts::untracked_launches)
-      .def_readonly("gate_exceptions", &cudasched_counts::gate_exceptions)
-      .def_readonly("backed_off", &cudasched_counts::backed_off)
-      .def_readonly("graph_launches", &cudasched_counts::graph_launches)
-      .def_readonly("sliced_launches", &cudasched_counts::sliced_launches)
-      .def_readonly("slice_launches", &cudasched_counts::slice_launches)
-      .def_readonly("prioritised_graphs", &cudasched_counts::prioritised_graphs)
-      .def_readonly("unprioritised_graphs", &cudasched_counts::unprioritised_graphs)
-      .def_readonly("normal_beside_best_effort", &cudasched_counts::normal_beside_best_effort)
-      .def_readonly("contested_streams", &cudasched_counts::contested_streams)
-      .def_readonly("unmet_collectives", &cudasched_counts::unmet_collectives)
-      .def_readonly("clean_segments", &cudasched_counts::clean_segments)
-      .def_readonly("halved_budgets", &cudasched_counts::halved_budgets)
-      .def_readonly("profile_fallbacks", &cudasched_counts::profile_fallbacks)
-      .def_readonly("device_launches", &cudasched_counts::device_launches)
-      .def_readonly("without_room", &cudasched_counts::without_room)
-      .def_readonly("best_effort_gpu_ns", &cudasched_counts::best_effort_gpu_ns)
-      .def_readonly("latency_active_ns", &cudasched_counts::latency_active_ns)
-      .def_readonly("launcher_cpu_ns", &cudasched_counts::launcher_cpu_ns)
-      .def_readonly("launcher_driver_ns", &cudasched_counts::launcher_driver_ns)
-      .def_readonly("predictions", &cudasched_counts::predictions)
-      .def_readonly("within_bound", &cudasched_counts::within_bound)
-      .def_readonly("predicted_ns", &cudasched_counts::predicted_ns)
-      .def_readonly("measured_ns", &cudasched_counts::measured_ns)
-      .def_readonly("prediction_off_ns", &cudasched_counts::prediction_off_ns)
-      .def_property_readonly("prediction_errors",
+      .def_property_readonly("numbers",
                              [](const cudasched_counts& c) {
-                               return std::vector<std::uint64_t>(std::begin(c.prediction_errors),
-                                                                 std::end(c.prediction_errors));
+                               py::dict numbers;
+#define CUDASCHED_NUMBER(name, metric, text) numbers[#name] = c.name;
+#include "cudasched/counts.inc"
+                               return numbers;
                              })
-      .def_property_readonly("kernels",
-                             [](const cudasched_counts& c) {
-                               return std::vector<std::uint64_t>(std::begin(c.kernels), std::end(c.kernels));
-                             })
-      .def_readonly("kernel_occupancy", &cudasched_counts::kernel_occupancy)
-      .def_readonly("kernel_sm_utilisation", &cudasched_counts::kernel_sm_utilisation)
-      .def_readonly("kernel_block_efficiency", &cudasched_counts::kernel_block_efficiency)
-      .def_property_readonly("gate_waits", [](const cudasched_counts& c) { return times_of(c.gate_waits); })
-      .def_property_readonly("queue_waits", [](const cudasched_counts& c) { return times_of(c.queue_waits); })
-      .def_property_readonly("preemptions", [](const cudasched_counts& c) { return times_of(c.preemptions); })
+#define CUDASCHED_LIST(name, entries, metric, text)                          \
+  .def_property_readonly(#name, [](const cudasched_counts& c) {              \
+    return std::vector<std::uint64_t>(std::begin(c.name), std::end(c.name)); \
+  })
+#define CUDASCHED_TIMES(name, metric, text) \
+  .def_property_readonly(#name, [](const cudasched_counts& c) { return times_of(c.name); })
+#include "cudasched/counts.inc"
       .def_property_readonly("regions",
                              [](const cudasched_counts& c) {
                                // Those that had a request.
@@ -259,6 +227,14 @@ PYBIND11_MODULE(_core, module) {
         return by_reason;
       });
 
+  module.def("counted", [] {
+    py::dict all;
+#define CUDASCHED_NUMBER(name, metric, text) all[#name] = py::make_tuple(metric, text);
+#define CUDASCHED_LIST(name, entries, metric, text) CUDASCHED_NUMBER(name, metric, text)
+#define CUDASCHED_TIMES CUDASCHED_NUMBER
+#include "cudasched/counts.inc"
+    return all;
+  });
   module.def("version", [] { return std::string(cudasched_version()); });
   module.def("find_driver", [] {
     std::array<char, 4096> path{};

@@ -206,7 +206,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   Pass pass;
   pass.predicted_ns = found.duration_ns;
   if (entry.segment < 0) {
-    count.untracked.fetch_add(1, std::memory_order_relaxed);
+    count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
     return pass;
   }
   due_ns_[static_cast<std::size_t>(entry.segment)] = kNotDueNs;
@@ -231,7 +231,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
 Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
   CUstream const stream = call.stream;
   const driver::RelaxedCapture relaxed;
-  count.gated.fetch_add(1, std::memory_order_relaxed);
+  count.gated_launches.fetch_add(1, std::memory_order_relaxed);
 
   Sampler::Question question(call, device_);
   bool wants_residency = false;
@@ -357,7 +357,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     hot().counters.gate_waits.add(waited_ns);
     hot().counters.was_held(held_by);
   }
-  if (pass.entry < 0 || !with_events) count.untracked.fetch_add(1, std::memory_order_relaxed);
+  if (pass.entry < 0 || !with_events) count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
   if (start != nullptr) {
     if (driver::table().cuEventRecord(start, stream) != CUDA_SUCCESS) {
       pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
@@ -456,7 +456,7 @@ bool Gate::is_excepted(CUstream stream, bool first_look, const Waiver* waiver, t
     return waiver == nullptr || waiver->opening->others_behind();
   });
   if (exception == schedule::Exception::kNone) return false;
-  count.exceptions.fetch_add(1, std::memory_order_relaxed);
+  count.gate_exceptions.fetch_add(1, std::memory_order_relaxed);
   if (exception == schedule::Exception::kBackstop) backstop_used_.store(true, std::memory_order_relaxed);
   // What is late may have waited for this launch: how long it took says nothing.
   sampler_.overlap();

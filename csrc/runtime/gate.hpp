@@ -121,7 +121,7 @@ class Gate {
   // A best-effort launch that no capture takes. `waiver`: the caller is the launcher thread; null: the program's own.
   Pass admit(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver = nullptr) noexcept {
     // The launcher may admit one in slices, and counts it itself.
-    if (call.is_graph && waiver == nullptr) count.graphs.fetch_add(1, std::memory_order_relaxed);
+    if (call.is_graph && waiver == nullptr) count.graph_launches.fetch_add(1, std::memory_order_relaxed);
     return latency_clients() ? admit_gated(call, count, waiver) : admit_ungated(call, count, waiver);
   }
 

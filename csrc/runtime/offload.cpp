@@ -29,7 +29,7 @@ void GateAdmission::submitted(const Operation& operation, CUresult status, bool 
   if (is_part && status != CUDA_SUCCESS) refused_ = refused_ || (part_ == 0 && operation.graph() != whole_);
   if (status != CUDA_SUCCESS) return;
   telemetry::Shard& count = hot().counters.shard(this_thread().index);
-  count.offloaded.fetch_add(1, std::memory_order_relaxed);
+  count.offloaded_launches.fetch_add(1, std::memory_order_relaxed);
   if (is_part) count.slice_launches.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -48,7 +48,7 @@ void GateAdmission::trace(const Operation& operation, CUresult status) const noe
 std::uint32_t GateAdmission::begin_graph(const Operation& launch) noexcept {
   refused_ = false;
   whole_ = launch.graph();
-  hot().counters.shard(this_thread().index).graphs.fetch_add(1, std::memory_order_relaxed);
+  hot().counters.shard(this_thread().index).graph_launches.fetch_add(1, std::memory_order_relaxed);
   if (slices_ == nullptr || !slices_->on()) return 0;
   graph_ = slices_->begin(launch.graph(), launch.stream, launch.context, gate_.beside_latency());
   if (graph_.parts > 0) {

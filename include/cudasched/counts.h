@@ -42,49 +42,12 @@ struct cudasched_whole_graphs {
   uint64_t longest_nodes; /* and how many nodes it has */
 };
 
+/* Its numbers, lists and times are the lines of counts.inc. */
 struct cudasched_counts {
-  uint64_t process;         /* drawn when the process starts: its clients are known by it; 0: nothing is said */
-  uint64_t normal_launches; /* kernel and graph launches that the driver accepted, by class */
-  uint64_t latency_launches;
-  uint64_t best_effort_launches;
-  uint64_t gated_launches;       /* best-effort launches that found the gate on, whether or not they waited */
-  uint64_t offloaded_launches;   /* best-effort launches that the launcher thread made */
-  uint64_t untracked_launches;   /* gated launches whose completion could not be followed */
-  uint64_t gate_exceptions;      /* launches that were held because of what was in flight, and went */
-  uint64_t backed_off;           /* best-effort launches, and waits, that let a request of their own program go first */
-  uint64_t graph_launches;       /* of the best-effort ones, those of graphs */
-  uint64_t sliced_launches;      /* launches of graphs that were submitted in slices, */
-  uint64_t slice_launches;       /* and in how many; each counts as a launch */
-  uint64_t prioritised_graphs;   /* instantiated with a priority for their kernel nodes, by their caller's class */
-  uint64_t unprioritised_graphs; /* the driver refused the priority: instantiated as the program said */
-  uint64_t normal_beside_best_effort; /* launches that went as normal on a stream that best effort uses */
-  uint64_t contested_streams;         /* times that latency work was launched on a stream of best effort */
-  uint64_t unmet_collectives;         /* collectives that another member of the job did not come to in time */
-  uint64_t clean_segments;            /* of latency requests: kept without best effort, to see what they take, */
-  uint64_t halved_budgets;     /* times that they took longer beside it than they may, and half of it is allowed, */
-  uint64_t profile_fallbacks;  /* and that they were not as predicted: nothing is let in until they are known again */
-  uint64_t device_launches;    /* run by the device as CUPTI counts them; 0: not counted */
-  uint64_t without_room;       /* kernels whose parameters the predictor had no room to learn */
-  uint64_t best_effort_gpu_ns; /* predicted GPU time of best-effort launches that are complete */
-  uint64_t latency_active_ns;  /* time in which a latency client of the process held the gate closed */
-  uint64_t launcher_cpu_ns;    /* CPU time of the launcher threads */
-  uint64_t launcher_driver_ns; /* of it, about so much inside the driver's calls (one in 16 is timed) */
-
-  uint64_t predictions;       /* timed launches that had been predicted */
-  uint64_t within_bound;      /* of these, the ones that took no longer than their upper bound */
-  uint64_t predicted_ns;      /* the sum of what they were predicted to take, */
-  uint64_t measured_ns;       /* of what they took, */
-  uint64_t prediction_off_ns; /* and of the differences, whatever their sign */
-  uint64_t prediction_errors[CUDASCHED_ERROR_BUCKETS];
-
-  uint64_t kernels[CUDASCHED_LEVELS]; /* best-effort kernels that were predicted, each launch shape once, by level; */
-  uint64_t kernel_occupancy;          /* the sums of their occupancies, in millionths, */
-  uint64_t kernel_sm_utilisation;     /* of their uses of the SMs (waves, and what the last one leaves empty), */
-  uint64_t kernel_block_efficiency;   /* and of their blocks' threads over those of the warps */
-
-  struct cudasched_times gate_waits;  /* of launches that waited at the gate */
-  struct cudasched_times queue_waits; /* of one offloaded launch in 16: from the program's call to the driver's */
-  struct cudasched_times preemptions; /* of requests that began beside best effort: until the GPU was theirs */
+#define CUDASCHED_NUMBER(name, metric, text) uint64_t name;
+#define CUDASCHED_LIST(name, entries, metric, text) uint64_t name[entries];
+#define CUDASCHED_TIMES(name, metric, text) struct cudasched_times name;
+#include "cudasched/counts.inc"
   struct cudasched_region_counts regions[CUDASCHED_REGIONS];
   struct cudasched_whole_graphs whole[CUDASCHED_WHOLE_REASONS]; /* by reason; as of a second ago at most */
 };

@@ -59,7 +59,7 @@ class WholeGraphs:
 LEVELS = ("critical", "warning", "good", "not judged")
 """What may be said of a kernel's launch shape, the worst first (docs/advise.md)."""
 
-_SHARE_UNIT = 1e6  # millionths
+SHARE_UNIT = 1e6  # millionths
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ class Kernels:
     levels: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
 
 
+def launches_of(counts: stub.Counts) -> int:
+    """The launches of a process in all classes."""
+    return sum(counts.numbers[f"{name}_launches"] for name in ("normal", "latency", "best_effort"))
+
+
 def kernels_of(counts: stub.Counts) -> Kernels:
     """What a process counts of its kernels, as means."""
     count = sum(counts.kernels)
@@ -93,8 +98,8 @@ def kernels_of(counts: stub.Counts) -> Kernels:
         return Kernels()
     # The sums grow before the number does, by the kernel that is being counted.
     occupancy, sm_utilisation, block_efficiency = (
-        min(1.0, total / _SHARE_UNIT / count)
-        for total in (counts.kernel_occupancy, counts.kernel_sm_utilisation, counts.kernel_block_efficiency)
+        min(1.0, counts.numbers[name] / SHARE_UNIT / count)
+        for name in ("kernel_occupancy", "kernel_sm_utilisation", "kernel_block_efficiency")
     )
     return Kernels(count, occupancy, sm_utilisation, block_efficiency, dict(zip(LEVELS, counts.kernels, strict=True)))
 
@@ -220,8 +225,59 @@ class Device:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class State:
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Numbers of a process (``include/cudasched/counts.inc``), from its first CUDA call on.
+
+    Attributes:
+        gated_launches: Best-effort launches that found the gate on, whether or not they waited.
+        offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
+        untracked_launches: Gated launches whose completion could not be followed.
+        gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
+            them.
+        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
+        sliced_launches: Graph launches that were submitted in slices, so that the gate could close between two
+            (``docs/graphs.md``).
+        slice_launches: In how many slices; each counts as a launch.
+        prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
+        unprioritised_graphs: Graphs for which the driver refused that.
+        normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
+            region of class ``normal``, or on a stream that latency work uses too. Much of this lets best-effort work
+            past the gate.
+        contested_streams: How often latency work was launched on a stream that a best-effort region uses.
+        unmet_collectives: Collectives of a job on several GPUs that waited 20 ms at the gate for another member, and
+            went without it.
+        clean_segments: Segments of latency requests, from one wait for the GPU to the next, that were kept without best
+            effort under policy ``harvest``, to see what they take by themselves.
+        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
+            halved.
+        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
+            they were known again.
+        device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
+        without_room: Kernels whose parameters the predictor had no room to learn.
+    """
+
+    gated_launches: int = 0
+    offloaded_launches: int = 0
+    untracked_launches: int = 0
+    gate_exceptions: int = 0
+    backed_off: int = 0
+    sliced_launches: int = 0
+    slice_launches: int = 0
+    prioritised_graphs: int = 0
+    unprioritised_graphs: int = 0
+    normal_beside_best_effort: int = 0
+    contested_streams: int = 0
+    unmet_collectives: int = 0
+    clean_segments: int = 0
+    halved_budgets: int = 0
+    profile_fallbacks: int = 0
+    device_launches: int = 0
+    without_room: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Counted):
     """What cudasched does and has seen in this process.
 
     Attributes:
@@ -233,31 +289,13 @@ class State:
         launches: Kernel and graph launches that the hook saw, failed ones left out.
         latency_launches: Of these, in class ``latency``.
         best_effort_launches: Of these, in class ``best_effort``.
-        gated_launches: Best-effort launches that found the gate on, whether or not they waited.
-        gate_waits: Of these, those that waited.
+        gate_waits: Gated launches that waited.
         gate_wait_ns: Time they waited, ns.
-        offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
-        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
-        untracked_launches: Gated launches whose completion could not be followed.
-        gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
-            them.
         unknown_handles: How often a stream, event or executable graph found no place among the 131,072 of its kind that
             are known, so that calls on it are not deferred, or a stream no place for the mark of a best-effort region:
             launches there by a thread in no region are of the process's class then.
-        without_room: Kernels whose parameters the predictor had no room to learn.
         launcher_cpu_ns: CPU time of the launcher threads of this process, ns.
         launcher_driver_ns: Of it, about how much was spent inside the driver's calls, ns.
-        prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
-        unprioritised_graphs: Graphs for which the driver refused that.
-        normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
-            region of class ``normal``, or on a stream that latency work uses too. Much of this lets best-effort work
-            past the gate.
-        contested_streams: How often latency work was launched on a stream that a best-effort region uses.
-        unmet_collectives: Collectives of a job on several GPUs that waited 20 ms at the gate for another member, and
-            went without it.
-        sliced_launches: Graph launches that were submitted in slices, so that the gate could close between two
-            (``docs/graphs.md``).
-        slice_launches: In how many slices; each counts as a launch.
         graphs_sliced: Executable graphs that have slices now.
         graph_slices: How many they have.
         graph_slice_bytes: GPU memory of these slices, about.
@@ -266,13 +304,6 @@ class State:
         graph_slices_dropped: Graphs whose slices were given up: changed, or launched no more.
         longest_whole_graph_ns: The longest of the graphs that stay whole, as predicted, ns.
         graphs_whole: Executable graphs that stay whole, by reason.
-        clean_segments: Segments of latency requests, from one wait for the GPU to the next, that were kept without best
-            effort under policy ``harvest``, to see what they take by themselves.
-        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
-            halved.
-        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
-            they were known again.
-        device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         off_reason: Why scheduling is off; empty if it is not.
         driver_path: The real driver; empty before the first CUDA call.
     """
@@ -285,24 +316,11 @@ class State:
     launches: int = 0
     latency_launches: int = 0
     best_effort_launches: int = 0
-    gated_launches: int = 0
     gate_waits: int = 0
     gate_wait_ns: int = 0
-    offloaded_launches: int = 0
-    backed_off: int = 0
-    untracked_launches: int = 0
-    gate_exceptions: int = 0
     unknown_handles: int = 0
-    without_room: int = 0
     launcher_cpu_ns: int = 0
     launcher_driver_ns: int = 0
-    prioritised_graphs: int = 0
-    unprioritised_graphs: int = 0
-    normal_beside_best_effort: int = 0
-    contested_streams: int = 0
-    unmet_collectives: int = 0
-    sliced_launches: int = 0
-    slice_launches: int = 0
     graphs_sliced: int = 0
     graph_slices: int = 0
     graph_slice_bytes: int = 0
@@ -311,10 +329,6 @@ class State:
     graph_slices_dropped: int = 0
     longest_whole_graph_ns: int = 0
     graphs_whole: Mapping[str, int] = field(default_factory=dict)
-    clean_segments: int = 0
-    halved_budgets: int = 0
-    profile_fallbacks: int = 0
-    device_launches: int = 0
     off_reason: str = ""
     driver_path: str = ""
 
@@ -342,13 +356,14 @@ def state() -> State:
         return State(off_reason=reason or str(error))
     seen, counts = core.state(), core.counts()
     waits, gate_wait_ns = counts.gate_waits
+    numbers = counts.numbers
     values: dict[str, Any] = {
-        "launches": counts.normal_launches + counts.latency_launches + counts.best_effort_launches,
+        "launches": launches_of(counts),
         "gate_waits": sum(waits),
         "gate_wait_ns": gate_wait_ns,
     }
     for name in {known.name for known in fields(State)} - {"installed", *values}:
-        values[name] = getattr(seen if hasattr(seen, name) else counts, name)
+        values[name] = numbers[name] if name in numbers else getattr(seen, name)
     values["off_reason"] = values["off_reason"] or reason or _not_installed_because
     if not values["off_reason"] and not values["attached"] and (driver := hook.driver_past_the_shim()):
         values["off_reason"] = f"the driver was opened by its path, {driver}, past cudasched"
@@ -358,45 +373,27 @@ def state() -> State:
 def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
     """A client as the engine says it, and what its process counts, with the units of `Client`."""
     whole = counts.whole_graphs if counts else {}
-    return Client(
-        slot=seen.slot,
-        pid=seen.pid,
-        name=seen.name,
-        client_class=seen.client_class,
-        priority=seen.priority,
-        slo_ms=seen.slo_ns / _NS_PER_MS if seen.slo_ns else None,
-        alive=seen.alive,
-        active=seen.active,
-        waiting=seen.waiting,
-        regions=seen.regions,
-        hook_attached=seen.hook_attached,
-        age_s=seen.age_ns / _NS_PER_S,
-        heartbeat_age_s=seen.heartbeat_age_ns / _NS_PER_S,
-        active_since_s=seen.active_since_ns / _NS_PER_S or None,
-        in_flight_ms=seen.in_flight_ns / _NS_PER_MS,
-        overdue_s=seen.overdue_ns / _NS_PER_S,
-        policy_s=seen.policy_ns / _NS_PER_S,
-        deadline_in_ms=seen.deadline_in_ns / _NS_PER_MS if seen.deadline_in_ns else None,
-        launches=seen.launches,
-        device_launches=seen.device_launches,
-        gate_waits=seen.gate_waits,
-        gate_wait_ms=seen.gate_wait_ns / _NS_PER_MS,
-        process=seen.process,
-        normal_beside_best_effort=seen.normal_beside_best_effort,
-        memory_bytes=seen.memory_bytes,
-        memory_peak_bytes=seen.memory_peak_bytes,
-        memory_limit_bytes=seen.memory_limit_bytes or None,
-        memory_given_bytes=seen.memory_given_bytes,
-        memory_refusals=seen.memory_refusals,
-        version=seen.version,
-        process_class=seen.process_class,
-        weight=seen.weight_milli / 1000,
-        policy=seen.policy,
-        time_slice=TIME_SLICES[seen.time_slice_state] if seen.time_slice_state < len(TIME_SLICES) else "",
-        time_slice_us=seen.time_slice_us or None,
-        whole_graphs={name: WholeGraphs(count, ns / _NS_PER_MS, nodes) for name, (count, ns, nodes) in whole.items()},
-        kernels=kernels_of(counts) if counts else Kernels(),
-    )
+    in_units: dict[str, Any] = {
+        "slo_ms": seen.slo_ns / _NS_PER_MS if seen.slo_ns else None,
+        "age_s": seen.age_ns / _NS_PER_S,
+        "heartbeat_age_s": seen.heartbeat_age_ns / _NS_PER_S,
+        "active_since_s": seen.active_since_ns / _NS_PER_S or None,
+        "in_flight_ms": seen.in_flight_ns / _NS_PER_MS,
+        "overdue_s": seen.overdue_ns / _NS_PER_S,
+        "policy_s": seen.policy_ns / _NS_PER_S,
+        "deadline_in_ms": seen.deadline_in_ns / _NS_PER_MS if seen.deadline_in_ns else None,
+        "gate_wait_ms": seen.gate_wait_ns / _NS_PER_MS,
+        "memory_limit_bytes": seen.memory_limit_bytes or None,
+        "weight": seen.weight_milli / 1000,
+        "time_slice": TIME_SLICES[seen.time_slice_state] if seen.time_slice_state < len(TIME_SLICES) else "",
+        "time_slice_us": seen.time_slice_us or None,
+        "whole_graphs": {
+            name: WholeGraphs(count, ns / _NS_PER_MS, nodes) for name, (count, ns, nodes) in whole.items()
+        },
+        "kernels": kernels_of(counts) if counts else Kernels(),
+    }
+    as_seen = {each.name: getattr(seen, each.name) for each in fields(Client) if each.name not in in_units}
+    return Client(**as_seen, **in_units)
 
 
 def counts_of(core: hook._Core, path: Path) -> tuple[str, list[tuple[stub.Client, stub.Counts | None]]]:

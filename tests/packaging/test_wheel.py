@@ -115,7 +115,7 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
         r"|cudasched/observe/(dashboard\.json|trace/flame\.html)"
         r"|cudasched/inference/kserve\.(binpb|proto)|cudasched/serve/(assets/(icon\.svg|page\.(css|html|js))|control\.(binpb|proto))"
         r"|cudasched/observe/(analyze|baseline)/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"
-        r"|cudasched/include/cudasched/(counts\.h|engine\.h|(graphs|scheduler)\.hpp|device/\w+\.cuh)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
+        r"|cudasched/include/cudasched/(counts\.(h|inc)|engine\.h|(graphs|scheduler)\.hpp|device/\w+\.cuh)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
     )
     assert [name for name in names if not allowed.fullmatch(name)] == []
     assert [name for name in names if re.search(r"(^|/)(tests?|benchmarks|csrc)/", name)] == []

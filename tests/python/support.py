@@ -6,7 +6,11 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,3 +48,11 @@ def killed_and_living() -> Iterator[list[Path]]:
         for holder in holders:
             holder.kill()
             holder.communicate(timeout=PATIENCE_S)
+
+
+def filled(kind: Callable[..., T], **given: Any) -> T:
+    """A dataclass's object, with 0, "" or None for the fields that are not given and have no default."""
+    nothing = {"int": 0, "float": 0.0, "bool": False, "str": ""}
+    known = cast(Any, kind).__dataclass_fields__.values()
+    without = [each for each in known if each.default is MISSING and each.default_factory is MISSING]
+    return kind(**{each.name: nothing.get(each.type) for each in without} | given)

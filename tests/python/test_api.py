@@ -38,7 +38,8 @@ def test_public_functions_are_typed_and_say_what_they_raise() -> None:
 
 def test_every_field_is_documented() -> None:
     for kind in (cudasched.Client, cudasched.Device, cudasched.State, config.Resolved, hook.Files):
-        documented = set(re.findall(r"^    (\w+):", inspect.getdoc(kind) or "", re.MULTILINE))
+        text = "\n".join(inspect.getdoc(of) or "" for of in kind.__mro__)
+        documented = set(re.findall(r"^    (\w+):", text, re.MULTILINE))
         fields = set(getattr(kind, "model_fields", None) or kind.__dataclass_fields__)
         assert documented == fields, kind.__name__
 
@@ -79,15 +80,11 @@ def test_the_stub_has_the_attributes_of_the_cores_classes() -> None:
             properties = {item for item in functions + values if not item.startswith("_")}
             assert properties == {item for item in dir(getattr(core, name)) if not item.startswith("_")}, name
     # And the values have the types that the stub promises.
-    body = _stub()["State"].body
-    types = {
-        item.name: ast.unparse(item.returns).partition("[")[0]
-        for item in body
-        if isinstance(item, ast.FunctionDef) and item.returns
-    }
-    state = core.state()
-    for attribute, promised in types.items():
-        assert type(getattr(state, attribute)).__name__ == promised, attribute
+    for name, value in (("State", core.state()), ("Counts", core.counts())):
+        for item in _stub()[name].body:
+            if isinstance(item, ast.AnnAssign):
+                promised = ast.unparse(item.annotation).removeprefix("Final[").removesuffix("]").partition("[")[0]
+                assert type(getattr(value, ast.unparse(item.target))).__name__ == promised, ast.unparse(item)
 
 
 def test_the_protocol_of_the_core_is_the_stub() -> None:

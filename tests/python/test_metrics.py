@@ -7,13 +7,15 @@ import math
 import random
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import cudasched
 import pytest
-from cudasched import observe
-from cudasched.observe import Times
+from cudasched import hook, observe
+from cudasched.observe import Times, names
 from cudasched.observe._metrics import bucket_begin_ns
+from cudasched.status import Counted
 from support import Run
 
 WORKS = """
@@ -107,3 +109,16 @@ def test_names_that_cannot_be_shown_are_refused(name: object) -> None:
 def test_importing_the_package_loads_none_of_it(python: Run) -> None:
     done = python("import sys, cudasched; print([m for m in sys.modules if 'observe' in m or 'prometheus' in m])")
     assert done.stdout == "[]\n"
+
+
+def test_each_line_of_the_table_is_read_and_exported_in_its_unit() -> None:
+    """include/cudasched/counts.inc, by which C, C++ and Python know what is counted."""
+    core = hook.load_core()
+    counted, numbers = core.counted(), set(core.counts().numbers)
+    assert set(counted) == numbers | set(names._LISTS) | set(names._TIMES)
+    assert {each.name for each in fields(Counted)} <= numbers
+    for name, (metric, text) in counted.items():
+        is_time = name.endswith("_ns") or name in names._TIMES
+        assert text.endswith(".") and (not metric or metric.endswith("_seconds") is is_time), name
+    exported = [each.name for each in names.exports()]
+    assert len(exported) == len(set(exported))

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cudasched import ConfigError
+from cudasched import ConfigError, hook
 from cudasched.observe import names
 from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
 from cudasched.status import Client
-from support import PATIENCE_S, ROOT, Run
+from support import PATIENCE_S, ROOT, Run, filled
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -105,7 +105,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 def exported_names() -> set[str]:
     """Of all samples that a scrape can have."""
     found = {"cudasched_scrape_failed", "cudasched_scrape_duration_seconds"}
-    for exported in names.EXPORTED:
+    for exported in names.exports():
         suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[exported.kind]
         found.update(exported.name + suffix for suffix in suffixes)
     return found
@@ -206,42 +206,20 @@ def test_without_the_library_the_extra_is_named(python: Run) -> None:
 
 
 def _process(pid: int, name: str, regions: int = 1) -> Process:
-    client = Client(
-        0,
-        pid,
-        name,
-        "latency",
-        0,
-        5.0,
-        True,
-        False,
-        False,
-        0,
-        True,
-        1,
-        0,
-        0,
-        0,
-        0,
-        None,
-        3,
-        0,
-        0,
-        0,
-        1,
-        0,
-        0,
-        0,
-        None,
-        0,
-        0,
-        "0",
+    client = filled(
+        Client, pid=pid, name=name, client_class="latency", slo_ms=5.0, alive=True, hook_attached=True, launches=3
     )
     times = Times((0,) * 20 + (2,) + (0,) * 76 + (1,), 0.5)
-    named = tuple(RegionMetrics(f"{name} {i}", 5.0, 1, 1, times) for i in range(regions))
-    predictions = Predictions(10, 9, 1.0, 1.0, 0.1, (1,) * 10)
-    classes = {"normal": 1, "latency": 2, "best_effort": 3}
-    metrics = Metrics(classes, *[1] * 18, times, times, times, 0, 1.0, 1.0, 1.0, 1.0, predictions, named)
+    metrics = filled(
+        Metrics,
+        launches={"normal": 1, "latency": 2, "best_effort": 3},
+        regions=tuple(RegionMetrics(f"{name} {i}", 5.0, 1, 1, times) for i in range(regions)),
+        gate_wait=times,
+        queue_wait=times,
+        preemption=times,
+        predictions=Predictions(10, 9, 1.0, 1.0, 0.1, (1,) * 10),
+        numbers=dict.fromkeys(hook.load_core().counted(), 1),
+    )
     return Process(pid, pid, name, "0", metrics, (("GPU-1", client),))
 
 
@@ -379,7 +357,7 @@ def test_every_metric_is_documented() -> None:
     script = runpy.run_path(str(ROOT / "scripts/metrics_table.py"))
     shown = script["MARKED"].search((ROOT / "docs/metrics.md").read_text(encoding="utf-8"))
     assert shown and shown[0] == script["table"](), "python scripts/metrics_table.py writes it anew"
-    assert all(each.help in shown[0] for each in names.EXPORTED)
+    assert all(each.help in shown[0] for each in names.exports())
 
 
 @pytest.fixture

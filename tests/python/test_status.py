@@ -19,6 +19,7 @@ from cudasched.cli.status import show_status
 from cudasched.status import LEVELS
 from support import PATIENCE_S, Run
 
+COUNTED = hook.load_core().counted()
 RAW = {
     "slot": 3,
     "client_class": "latency",
@@ -91,9 +92,9 @@ class Tables:
     ) -> tuple[SimpleNamespace, SimpleNamespace | None]:
         if not whole and not kernels:
             return SimpleNamespace(**client), None
-        shares = dict.fromkeys(("kernel_occupancy", "kernel_sm_utilisation", "kernel_block_efficiency"), 0)
-        counts = {"whole_graphs": whole or {}, "kernels": [0] * 4, **shares, **(kernels or {})}
-        return SimpleNamespace(**client), SimpleNamespace(**counts)
+        numbers = {**dict.fromkeys(COUNTED, 0), **(kernels or {})}
+        levels = (kernels or {}).get("kernels", [0] * 4)
+        return SimpleNamespace(**client), SimpleNamespace(whole_graphs=whole or {}, kernels=levels, numbers=numbers)
 
 
 def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from cudasched.observe._gpus import Gpu
 from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
 from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
-from support import PATIENCE_S, Run
+from support import PATIENCE_S, Run, filled
 
 pytest.importorskip("textual")
 pyte = pytest.importorskip("pyte")
@@ -31,51 +31,31 @@ pyte = pytest.importorskip("pyte")
 from cudasched.observe.top import columns_of  # noqa: E402
 
 NOTHING = Times((0,) * 98)
-CLIENT = Client(
-    0,
-    7,
-    "serve.py",
-    "latency",
-    2,
-    5.0,
-    True,
-    False,
-    False,
-    0,
-    True,
-    1,
-    0,
-    0.25,
-    0,
-    0,
-    None,
-    3,
-    0,
-    0,
-    0,
-    9,
-    0,
-    0,
-    0,
-    None,
-    0,
-    0,
-    "0",
+CLIENT = filled(
+    Client,
+    pid=7,
+    name="serve.py",
+    client_class="latency",
+    priority=2,
+    slo_ms=5.0,
+    alive=True,
+    hook_attached=True,
+    age_s=1,
+    in_flight_ms=0.25,
+    launches=3,
+    process=9,
+    version="0",
+    memory_bytes=3 << 30,
 )
-CLIENT = replace(CLIENT, memory_bytes=3 << 30)
-METRICS = Metrics(
-    {"normal": 0, "latency": 100, "best_effort": 0},
-    *[0] * 18,
-    NOTHING,
-    NOTHING,
-    NOTHING,
-    0.0,
-    0.0,
-    1.0,
-    0.0,
-    0.0,
-    Predictions(),
-    (RegionMetrics("search", 5.0, 10, 10, NOTHING),),
+METRICS = filled(
+    Metrics,
+    launches={"normal": 0, "latency": 100, "best_effort": 0},
+    gate_wait=NOTHING,
+    queue_wait=NOTHING,
+    preemption=NOTHING,
+    latency_active_s=1.0,
+    predictions=Predictions(),
+    regions=(RegionMetrics("search", 5.0, 10, 10, NOTHING),),
 )
 PROCESS = Process(9, 7, "serve.py", "0", METRICS, (("GPU-1", CLIENT),))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched._text import printable
 from cudasched.errors import Error
-from cudasched.status import Client, Kernels, client_of, counts_of, kernels_of
+from cudasched.status import Client, Counted, Kernels, client_of, counts_of, kernels_of, launches_of
 
 if TYPE_CHECKING:
     from cudasched import _core as stub
@@ -172,32 +173,13 @@ class Predictions:
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
 
-@dataclass(frozen=True)
-class Metrics:
+@dataclass(frozen=True, kw_only=True)
+class Metrics(Counted):
     """What one process has counted since its first CUDA call.
 
     Attributes:
         launches: Kernel and graph launches that the driver accepted, by class.
-        gated_launches: Best-effort launches that found the gate on, whether or not they waited.
-        offloaded_launches: Best-effort launches that the launcher thread made.
-        untracked_launches: Gated launches whose completion could not be followed.
-        gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
-            them.
-        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
         graph_launches: Of the best-effort launches, those of graphs.
-        sliced_launches: Of these, those that were submitted in slices, so that the gate could close between two.
-        slice_launches: In how many slices; each counts as a launch.
-        prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
-        unprioritised_graphs: Graphs for which the driver refused that.
-        normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses.
-        contested_streams: How often latency work was launched on a stream of best effort.
-        unmet_collectives: Collectives that another member of the job did not come to in time, and that went alone.
-        clean_segments: Parts of latency requests, from one wait for the GPU to the next, that were kept without best
-            effort under policy ``harvest``, to see what they take by themselves.
-        halved_budgets: How often they took longer beside best effort than they may, and what they may lose was halved.
-        profile_fallbacks: How often they were not as predicted, and nothing was let in until they were known again.
-        device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
-        without_room: Kernels whose parameters the predictor had no room to learn.
         gate_wait: How long launches waited at the gate, those that did.
         queue_wait: From the program's call of an offloaded launch to the driver's, the wait at the gate included. One
             launch in 16 is timed.
@@ -212,27 +194,11 @@ class Metrics:
         predictions: Predicted against measured times.
         regions: Requests of latency regions, by name.
         kernels: What its best-effort kernels make of the GPU, as predicted.
+        numbers: All numbers of ``include/cudasched/counts.inc``, by name.
     """
 
     launches: dict[str, int]
-    gated_launches: int
-    offloaded_launches: int
-    untracked_launches: int
-    gate_exceptions: int
-    backed_off: int
     graph_launches: int
-    sliced_launches: int
-    slice_launches: int
-    prioritised_graphs: int
-    unprioritised_graphs: int
-    normal_beside_best_effort: int
-    contested_streams: int
-    unmet_collectives: int
-    clean_segments: int
-    halved_budgets: int
-    profile_fallbacks: int
-    device_launches: int
-    without_room: int
     gate_wait: Times
     queue_wait: Times
     preemption: Times
@@ -244,6 +210,7 @@ class Metrics:
     predictions: Predictions
     regions: tuple[RegionMetrics, ...]
     kernels: Kernels = field(default_factory=Kernels)
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -301,48 +268,34 @@ def _region(seen: stub.RegionCounts) -> RegionMetrics:
 
 
 def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
+    numbers = seen.numbers
+
+    def seconds(name: str) -> float:
+        return numbers[name] / _NS_PER_S
+
     return Metrics(
-        launches={
-            "normal": seen.normal_launches,
-            "latency": seen.latency_launches,
-            "best_effort": seen.best_effort_launches,
-        },
-        gated_launches=seen.gated_launches,
-        offloaded_launches=seen.offloaded_launches,
-        untracked_launches=seen.untracked_launches,
-        gate_exceptions=seen.gate_exceptions,
-        backed_off=seen.backed_off,
-        graph_launches=seen.graph_launches,
-        sliced_launches=seen.sliced_launches,
-        slice_launches=seen.slice_launches,
-        prioritised_graphs=seen.prioritised_graphs,
-        unprioritised_graphs=seen.unprioritised_graphs,
-        normal_beside_best_effort=seen.normal_beside_best_effort,
-        contested_streams=seen.contested_streams,
-        unmet_collectives=seen.unmet_collectives,
-        clean_segments=seen.clean_segments,
-        halved_budgets=seen.halved_budgets,
-        profile_fallbacks=seen.profile_fallbacks,
-        device_launches=seen.device_launches,
-        without_room=seen.without_room,
+        launches={name: numbers[f"{name}_launches"] for name in ("normal", "latency", "best_effort")},
+        **{each.name: numbers[each.name] for each in fields(Counted)},
+        graph_launches=numbers["graph_launches"],
         gate_wait=_times(seen.gate_waits),
         queue_wait=_times(seen.queue_waits),
         preemption=_times(seen.preemptions),
         in_flight_ms=in_flight_ms,
-        best_effort_gpu_s=seen.best_effort_gpu_ns / _NS_PER_S,
-        latency_active_s=seen.latency_active_ns / _NS_PER_S,
-        launcher_cpu_s=seen.launcher_cpu_ns / _NS_PER_S,
-        launcher_driver_s=seen.launcher_driver_ns / _NS_PER_S,
+        best_effort_gpu_s=seconds("best_effort_gpu_ns"),
+        latency_active_s=seconds("latency_active_ns"),
+        launcher_cpu_s=seconds("launcher_cpu_ns"),
+        launcher_driver_s=seconds("launcher_driver_ns"),
         predictions=Predictions(
-            count=seen.predictions,
-            within_bound=seen.within_bound,
-            predicted_s=seen.predicted_ns / _NS_PER_S,
-            measured_s=seen.measured_ns / _NS_PER_S,
-            off_s=seen.prediction_off_ns / _NS_PER_S,
+            count=numbers["predictions"],
+            within_bound=numbers["within_bound"],
+            predicted_s=seconds("predicted_ns"),
+            measured_s=seconds("measured_ns"),
+            off_s=seconds("prediction_off_ns"),
             errors=tuple(seen.prediction_errors),
         ),
         regions=tuple(map(_region, seen.regions)),
         kernels=kernels_of(seen),
+        numbers=numbers,
     )
 
 
@@ -392,7 +345,7 @@ def clients(directory: str | os.PathLike[str] | None = None) -> tuple[list[Devic
             # A process that has not said its number yet is known by its slot.
             key: object = client.process or (uuid, client.slot)
             seen.setdefault(key, []).append((uuid, client_of(client)))
-            if counted is not None and (key not in counts or _total(counted) >= _total(counts[key])):
+            if counted is not None and (key not in counts or launches_of(counted) >= launches_of(counts[key])):
                 counts[key] = counted
     processes = []
     for number, found in seen.items():
@@ -409,7 +362,3 @@ def clients(directory: str | os.PathLike[str] | None = None) -> tuple[list[Devic
             )
         )
     return devices, processes
-
-
-def _total(counts: stub.Counts) -> int:
-    return counts.normal_launches + counts.latency_launches + counts.best_effort_launches

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from cudasched import hook
+from cudasched.errors import HookError
 from cudasched.observe._gpus import Gpu, GpuShare
 from cudasched.observe._metrics import ERROR_BOUNDS, Device, Metrics, Process, Times, bucket_begin_ns
-from cudasched.status import Kernels
+from cudasched.status import SHARE_UNIT
 
-__all__ = ["BUCKET_BOUNDS_S", "BUCKET_LABELS", "EXPORTED", "Exported", "Series", "cumulative", "label_text", "unique"]
+__all__ = ["BUCKET_BOUNDS_S", "BUCKET_LABELS", "Exported", "Series", "cumulative", "exports", "label_text", "unique"]
 
 _LONGEST_LABEL = 64
 _OCTAVES = (10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, 24, 26, 28, 30, 32, 34)
@@ -103,9 +105,7 @@ def _process_labels(process: Process) -> tuple[str, str]:
     return str(process.pid), label_text(process.name)
 
 
-def _of_process(
-    name: str, unit: str, text: str, value: Callable[[Metrics], float | Times], kind: str = "counter"
-) -> Exported:
+def _of_process(name: str, unit: str, text: str, value: Callable[[Metrics], float | Times], kind: str) -> Exported:
     def read(_: list[Device], processes: list[Process]) -> Iterator[Series]:
         for process in processes:
             if process.metrics is not None:
@@ -139,8 +139,30 @@ def _kernel_levels(_: list[Device], processes: list[Process]) -> Iterator[Series
                 yield Series((*_process_labels(process), level), count)
 
 
-def _sum_of(kernels: Kernels, mean: float | None) -> float:
-    return 0.0 if mean is None else mean * kernels.count
+_TIMES: dict[str, Callable[[Metrics], Times]] = {
+    "gate_waits": lambda m: m.gate_wait,
+    "queue_waits": lambda m: m.queue_wait,
+    "preemptions": lambda m: m.preemption,
+}
+
+
+_LISTS = {"prediction_errors": ("up_to", _prediction_errors), "kernels": ("level", _kernel_levels)}
+
+
+def _counted(name: str, metric: str, text: str) -> Exported:
+    """A line of ``include/cudasched/counts.inc``."""
+    metric = f"cudasched_{metric}"
+    if (by_label := _LISTS.get(name)) is not None:
+        return Exported(metric, "counter", "", text, (*_PROCESS, by_label[0]), by_label[1])
+    if (times := _TIMES.get(name)) is not None:
+        return _of_process(metric, "seconds", text, times, "histogram")
+    is_time = name.endswith("_ns")
+    scale = 1e9 if is_time else SHARE_UNIT if name.startswith("kernel_") else None
+
+    def value(metrics: Metrics) -> float:
+        return metrics.numbers[name] / scale if scale else metrics.numbers[name]
+
+    return _of_process(metric, "seconds" if is_time else "", text, value, "counter")
 
 
 def _of_region(name: str, kind: str, unit: str, text: str, value: Callable[..., float | Times | None]) -> Exported:
@@ -199,7 +221,7 @@ def _of_class(name: str, unit: str, text: str, value: Callable[[GpuShare], float
     return Exported(name, "gauge", unit, text, ("gpu", "class"), read)
 
 
-EXPORTED: tuple[Exported, ...] = (
+_OF_MACHINE: tuple[Exported, ...] = (
     Exported(
         "cudasched_gpu_table_readable",
         "gauge",
@@ -311,185 +333,8 @@ EXPORTED: tuple[Exported, ...] = (
         (*_PROCESS, "class"),
         _launches,
     ),
-    _of_process(
-        "cudasched_gated_launches",
-        "",
-        "Best-effort launches that found the gate on, whether or not they waited.",
-        lambda m: m.gated_launches,
-    ),
-    _of_process(
-        "cudasched_offloaded_launches",
-        "",
-        "Best-effort launches that the launcher thread made.",
-        lambda m: m.offloaded_launches,
-    ),
-    _of_process("cudasched_graph_launches", "", "Best-effort launches of graphs.", lambda m: m.graph_launches),
-    _of_process(
-        "cudasched_sliced_launches",
-        "",
-        "Launches of graphs that were submitted in slices, so that the gate could close between two.",
-        lambda m: m.sliced_launches,
-    ),
-    _of_process(
-        "cudasched_untracked_launches",
-        "",
-        "Gated launches whose completion could not be followed.",
-        lambda m: m.untracked_launches,
-    ),
-    _of_process(
-        "cudasched_gate_exceptions",
-        "",
-        "Launches that were held because of what was in flight, and went because that might wait for them.",
-        lambda m: m.gate_exceptions,
-    ),
-    _of_process(
-        "cudasched_backed_off_launches",
-        "",
-        "Best-effort launches, and waits, that let a request of their own program go first on the host.",
-        lambda m: m.backed_off,
-    ),
-    _of_process(
-        "cudasched_normal_beside_best_effort_launches",
-        "",
-        "Launches that went as normal on a stream that best effort uses.",
-        lambda m: m.normal_beside_best_effort,
-    ),
-    _of_process(
-        "cudasched_contested_streams",
-        "",
-        "How often latency work was launched on a stream of best effort.",
-        lambda m: m.contested_streams,
-    ),
-    _of_process(
-        "cudasched_unmet_collectives",
-        "",
-        "Collectives that another member of the job did not come to in time, and that went alone.",
-        lambda m: m.unmet_collectives,
-    ),
-    _of_process(
-        "cudasched_clean_segments",
-        "",
-        "Parts of latency requests that were kept without best effort, to see what they take by themselves.",
-        lambda m: m.clean_segments,
-    ),
-    _of_process(
-        "cudasched_halved_budgets",
-        "",
-        "How often such parts took longer beside best effort than they may, and half of it was allowed.",
-        lambda m: m.halved_budgets,
-    ),
-    _of_process(
-        "cudasched_profile_fallbacks",
-        "",
-        "How often such parts were not as predicted, and nothing was let in until they were known again.",
-        lambda m: m.profile_fallbacks,
-    ),
-    _of_process(
-        "cudasched_kernels_without_room",
-        "",
-        "Kernels whose parameters the predictor had no room to learn.",
-        lambda m: m.without_room,
-    ),
-    _of_process(
-        "cudasched_gate_wait_seconds",
-        "seconds",
-        "How long launches waited at the gate, those that did.",
-        lambda m: m.gate_wait,
-        "histogram",
-    ),
-    _of_process(
-        "cudasched_queue_wait_seconds",
-        "seconds",
-        "From the program's call of an offloaded launch to the driver's; one launch in 16 is timed.",
-        lambda m: m.queue_wait,
-        "histogram",
-    ),
-    _of_process(
-        "cudasched_preemption_seconds",
-        "seconds",
-        "Best-effort work that was predicted to be in flight when a request began: what it waits for.",
-        lambda m: m.preemption,
-        "histogram",
-    ),
-    _of_process(
-        "cudasched_best_effort_gpu_seconds",
-        "seconds",
-        "Predicted GPU time of best-effort launches that are complete: its rate is best effort's goodput.",
-        lambda m: m.best_effort_gpu_s,
-    ),
-    _of_process(
-        "cudasched_latency_active_seconds",
-        "seconds",
-        "Time in which latency work of the process held the gate closed.",
-        lambda m: m.latency_active_s,
-    ),
-    _of_process(
-        "cudasched_launcher_cpu_seconds",
-        "seconds",
-        "CPU time of the process's launcher threads.",
-        lambda m: m.launcher_cpu_s,
-    ),
-    _of_process(
-        "cudasched_predictions",
-        "",
-        "Launches that were timed to judge their prediction.",
-        lambda m: m.predictions.count,
-    ),
-    _of_process(
-        "cudasched_predictions_within_bound",
-        "",
-        "Of the timed launches, those that took no longer than their upper bound, which is meant for 90%.",
-        lambda m: m.predictions.within_bound,
-    ),
-    _of_process(
-        "cudasched_predicted_seconds",
-        "seconds",
-        "What the timed launches were predicted to take.",
-        lambda m: m.predictions.predicted_s,
-    ),
-    _of_process(
-        "cudasched_measured_seconds", "seconds", "What the timed launches took.", lambda m: m.predictions.measured_s
-    ),
-    _of_process(
-        "cudasched_prediction_off_seconds",
-        "seconds",
-        "The differences between the two, whatever their sign.",
-        lambda m: m.predictions.off_s,
-    ),
-    Exported(
-        "cudasched_prediction_errors",
-        "counter",
-        "",
-        "Timed launches whose error was at most the label `up_to`, as a share of the prediction.",
-        (*_PROCESS, "up_to"),
-        _prediction_errors,
-    ),
-    Exported(
-        "cudasched_kernels",
-        "counter",
-        "",
-        "Best-effort kernels that were predicted, each launch shape once, by what is to be said of the shape.",
-        (*_PROCESS, "level"),
-        _kernel_levels,
-    ),
-    _of_process(
-        "cudasched_kernel_occupancy",
-        "",
-        "Sum of these kernels' occupancies, each 0 to 1: over their number it is the mean.",
-        lambda m: _sum_of(m.kernels, m.kernels.occupancy),
-    ),
-    _of_process(
-        "cudasched_kernel_sm_utilisation",
-        "",
-        "Sum of these kernels' uses of the SMs: blocks of less than a wave over SMs, else waves over whole waves.",
-        lambda m: _sum_of(m.kernels, m.kernels.sm_utilisation),
-    ),
-    _of_process(
-        "cudasched_kernel_block_efficiency",
-        "",
-        "Sum of these kernels' threads of a block over those of its warps.",
-        lambda m: _sum_of(m.kernels, m.kernels.block_efficiency),
-    ),
+)
+_OF_REGIONS = (
     _of_region(
         "cudasched_request_seconds",
         "histogram",
@@ -509,4 +354,13 @@ EXPORTED: tuple[Exported, ...] = (
         lambda r: None if r.slo_ms is None else r.slo_ms / 1e3,
     ),
 )
-"""All of them, in the order of ``docs/metrics.md``."""
+
+
+def exports() -> tuple[Exported, ...]:
+    """All of them, in the order of ``docs/metrics.md``; without an engine some of them."""
+    try:
+        lines = hook.load_core().counted().items()
+    except HookError:
+        return _OF_MACHINE
+    counted = (_counted(name, metric, text) for name, (metric, text) in lines if metric)
+    return (*_OF_MACHINE, *counted, *_OF_REGIONS)

@@ -23,7 +23,7 @@ from cudasched._version import __version__
 from cudasched.errors import ConfigError, Error
 from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import Device, Process, Times, clients
-from cudasched.observe.names import BUCKET_LABELS, EXPORTED, Exported, cumulative, unique
+from cudasched.observe.names import BUCKET_LABELS, Exported, cumulative, exports, unique
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
@@ -87,7 +87,7 @@ def register(provider: MeterProvider | None = None, *, directory: str | os.PathL
 
         return observe
 
-    for exported in EXPORTED:
+    for exported in exports():
         unit = _UNITS[exported.unit]
         create: Any = meter.create_observable_gauge
         parts = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}[exported.kind]

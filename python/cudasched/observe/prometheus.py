@@ -29,7 +29,7 @@ from cudasched._text import one_line
 from cudasched.errors import ConfigError, Error
 from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import Device, Process, Times, clients
-from cudasched.observe.names import BUCKET_LABELS, EXPORTED, Exported, Series, cumulative, unique
+from cudasched.observe.names import BUCKET_LABELS, Exported, Series, cumulative, exports, unique
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -92,7 +92,7 @@ class ClientsCollector:
 
     def describe(self) -> list[Metric]:
         """What it exports, without a value."""
-        return [_family(self._core, exported, iter(())) for exported in EXPORTED]
+        return [_family(self._core, exported, iter(())) for exported in exports()]
 
     def collect(self) -> Iterator[Metric]:
         """What the tables say now.
@@ -102,7 +102,7 @@ class ClientsCollector:
         """
         begin = time.perf_counter()
         devices, processes, failed = _read(self._directory)
-        for exported in EXPORTED:
+        for exported in exports():
             yield _family(self._core, exported, exported.read(devices, processes))
         for exported, value in zip(_OWN, (failed, time.perf_counter() - begin), strict=True):
             yield self._core.GaugeMetricFamily(exported.name, exported.help, value)
@@ -180,7 +180,7 @@ def text(directory: str | os.PathLike[str] | None = None) -> str:
     begin = time.perf_counter()
     devices, processes, failed = _read(directory)
     lines: list[str] = []
-    for exported in EXPORTED:
+    for exported in exports():
         lines += _lines(exported, exported.read(devices, processes))
     for exported, value in zip(_OWN, (failed, time.perf_counter() - begin), strict=True):
         lines += [*_lines(exported, ()), f"{exported.name} {value!r}"]

@@ -89,11 +89,11 @@ TEST(Counters, ReadSaysAllThatWasCountedAndAChildStartsAnew) {
   const auto counters = std::make_unique<Counters>();
   counters->shard(1).launches[2] += 2;
   counters->shard(17).launches[2] += 1;  // the same shard
-  counters->shard(2).graphs += 1;
-  counters->shard(3).untracked += 4;
+  counters->shard(2).graph_launches += 1;
+  counters->shard(3).untracked_launches += 4;
   counters->gate_waits.add(5'000);
   counters->preemptions.add(0);
-  counters->shard(4).offloaded += 5;  // these are launches, too
+  counters->shard(4).offloaded_launches += 5;  // these are launches, too
   counters->latency_active_ns += 77;
   cudasched_counts read{};
   counters->read(read);

@@ -1980,10 +1980,10 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
   chain(graph, 1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const std::uint64_t before = runtime::hot().counters.total(&telemetry::Shard::graphs);
+  const std::uint64_t before = runtime::hot().counters.total(&telemetry::Shard::graph_launches);
   for (int i = 0; i < 7; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran().size(), 7U * 40U);
-  EXPECT_EQ(runtime::hot().counters.total(&telemetry::Shard::graphs) - before, 7U);
+  EXPECT_EQ(runtime::hot().counters.total(&telemetry::Shard::graph_launches) - before, 7U);
 }
 
 // A collective (by its name) between two chains, and a third chain beside it that nothing orders to it: the peer that
