@@ -45,6 +45,14 @@ py::object python(const Form& form, const T& initial) {
   }
 }
 
+// A name that stands in two lines is none of an enumeration.
+enum class Names : std::uint8_t {
+#define SETTING(type, member, initial, NAME, form) k##NAME,
+#define SLICE_SETTING SETTING
+#define ELSEWHERE(NAME, form) k##NAME,
+#include "runtime/settings.inc"
+};
+
 struct Setting {
   const char* name;
   Form form;

@@ -179,28 +179,11 @@ struct Metrics {
   std::uint64_t launches = 0;          // kernel and graph launches seen, failed ones left out
   std::uint64_t latency_launches = 0;  // of these
   std::uint64_t best_effort_launches = 0;
-  std::uint64_t offloaded_launches = 0;  // of the best-effort ones, those that cudasched's thread made
-  std::uint64_t gated_launches = 0;      // of the best-effort ones, those that found the gate on
-  std::uint64_t gate_waits = 0;          // of the gated ones, those that waited
+  std::uint64_t gate_waits = 0;  // of the gated ones, those that waited
   std::chrono::nanoseconds gate_wait{0};
-  std::uint64_t backed_off = 0;          // best-effort launches, and waits, that let a request of this program go first
-  std::uint64_t untracked_launches = 0;  // gated, and their completion not seen
-  std::uint64_t gate_exceptions = 0;     // held because of what was in flight, and went: it may have waited for them
   std::chrono::nanoseconds launcher_cpu{0};     // CPU time of the launcher threads,
   std::chrono::nanoseconds launcher_driver{0};  // and about how much of it inside the driver's calls
-  std::uint64_t prioritised_graphs = 0;    // instantiated with a priority for their kernel nodes, by the caller's class
-  std::uint64_t unprioritised_graphs = 0;  // the driver refused the priority: instantiated as the program said
-  std::uint64_t normal_beside_best_effort = 0;  // launches that went as normal on a stream that best effort uses
-  std::uint64_t contested_streams = 0;          // times that latency work was launched on a stream of best effort
-  std::uint64_t unmet_collectives = 0;          // collectives that another member of the job did not come to in time
-  // Of the latency requests of this program, under Policy::kHarvest:
-  std::uint64_t clean_segments = 0;       // kept without best effort, to see what they take by themselves
-  std::uint64_t halved_budgets = 0;       // times that they were slowed by more than stated, and half is allowed
-  std::uint64_t profile_fallbacks = 0;    // times that they were not as predicted: nothing is let in until they are
   std::uint64_t device_launches = 0;      // run by the device, as CUPTI counts; 0 without Scheduler::start_coverage
-  std::uint64_t graph_launches = 0;       // of the best-effort ones
-  std::uint64_t sliced_launches = 0;      // of these, submitted in slices, so that the gate could close between two,
-  std::uint64_t slice_launches = 0;       // and in how many; each counts as a launch
   std::uint64_t without_room = 0;         // kernels whose parameters the predictor had no room to learn
   std::chrono::nanoseconds in_flight{0};  // predicted, of the best-effort work that is submitted; of now
   std::chrono::nanoseconds best_effort_gpu{0};  // predicted, of best-effort launches that are complete
@@ -216,6 +199,10 @@ struct Metrics {
   std::chrono::nanoseconds measured{0};
   std::chrono::nanoseconds prediction_off{0};
   std::vector<RegionMetrics> regions;  // that had a request
+  // And the numbers of counts.inc, where each is explained.
+#define CUDASCHED_SHARDED(name, metric, text) std::uint64_t name = 0;
+#define CUDASCHED_ONCE CUDASCHED_SHARDED
+#include "cudasched/counts.inc"
 };
 
 // What Scheduler::stop_collecting leaves.
@@ -405,28 +392,12 @@ class Scheduler {
     metrics.launches = counts->normal_launches + counts->latency_launches + counts->best_effort_launches;
     metrics.latency_launches = counts->latency_launches;
     metrics.best_effort_launches = counts->best_effort_launches;
-    metrics.offloaded_launches = counts->offloaded_launches;
-    metrics.gated_launches = counts->gated_launches;
     metrics.gate_wait_times = detail::times(counts->gate_waits);
     metrics.gate_waits = metrics.gate_wait_times.count();
     metrics.gate_wait = metrics.gate_wait_times.sum;
-    metrics.backed_off = counts->backed_off;
-    metrics.untracked_launches = counts->untracked_launches;
-    metrics.gate_exceptions = counts->gate_exceptions;
     metrics.launcher_cpu = nanoseconds(counts->launcher_cpu_ns);
     metrics.launcher_driver = nanoseconds(counts->launcher_driver_ns);
-    metrics.prioritised_graphs = counts->prioritised_graphs;
-    metrics.unprioritised_graphs = counts->unprioritised_graphs;
-    metrics.normal_beside_best_effort = counts->normal_beside_best_effort;
-    metrics.contested_streams = counts->contested_streams;
-    metrics.unmet_collectives = counts->unmet_collectives;
-    metrics.clean_segments = counts->clean_segments;
-    metrics.halved_budgets = counts->halved_budgets;
-    metrics.profile_fallbacks = counts->profile_fallbacks;
     metrics.device_launches = counts->device_launches;
-    metrics.graph_launches = counts->graph_launches;
-    metrics.sliced_launches = counts->sliced_launches;
-    metrics.slice_launches = counts->slice_launches;
     metrics.without_room = counts->without_room;
     metrics.in_flight = nanoseconds(cudasched_in_flight_ns());
     metrics.best_effort_gpu = nanoseconds(counts->best_effort_gpu_ns);
@@ -438,6 +409,9 @@ class Scheduler {
     metrics.predicted = nanoseconds(counts->predicted_ns);
     metrics.measured = nanoseconds(counts->measured_ns);
     metrics.prediction_off = nanoseconds(counts->prediction_off_ns);
+#define CUDASCHED_SHARDED(name, metric, text) metrics.name = counts->name;
+#define CUDASCHED_ONCE CUDASCHED_SHARDED
+#include "cudasched/counts.inc"
     for (const cudasched_region_counts& region : counts->regions) {
       const Times times = detail::times(region.times);
       if (times.count() == 0) continue;

@@ -382,8 +382,10 @@ class GraphBuilder:
     """A graph that nodes are added to. This and what follows are ``cudasched.graphs``, with handles as integers."""
 
     def __init__(self, graph: int) -> None: ...
-    handle: Final[int]
-    node_count: Final[int]
+    @property
+    def handle(self) -> int: ...
+    @property
+    def node_count(self) -> int: ...
     def add_kernel(
         self,
         function: int,
@@ -405,8 +407,10 @@ class Graph(GraphBuilder):
     """A graph of its own."""
 
     def __init__(self) -> None: ...
-    handle: Final[int]
-    node_count: Final[int]
+    @property
+    def handle(self) -> int: ...
+    @property
+    def node_count(self) -> int: ...
     def add_kernel(
         self,
         function: int,

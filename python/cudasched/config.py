@@ -47,7 +47,7 @@ _MODELS = Path(__file__).parent / "predictor" / "models"
 
 @dataclass(frozen=True)
 class Config:
-    """What can be set; ``docs/configuration.md`` says what each is.
+    """The settings, whose meaning is in ``docs/configuration.md``.
 
     A field that is not set is left to the engine, whose default is the one given here.
     """
@@ -98,7 +98,7 @@ class Setting(NamedTuple):
     Attributes:
         name: Its variable, without ``CUDASCHED_``.
         kind: ``word``, ``switch``, ``integer``, ``number``, ``size``, ``text`` or ``path``.
-        words: All that a ``word`` may be, or what may stand in the place of a number.
+        words: All values of a ``word``, or the words in the place of a number.
         default: The engine's; None: it has none.
         least: The least that a number may be.
         most: The most.
@@ -121,7 +121,7 @@ def _core() -> hook._Core:
 
 @functools.lru_cache(maxsize=1)
 def settings() -> Mapping[str, Setting]:
-    """The engine's table, by fields of `Config`, and in small letters what is none.
+    """The engine's table, by field of `Config`; settings that are no field by their name in small letters.
 
     Raises:
         HookError: The engine cannot be loaded into this process.
@@ -144,7 +144,7 @@ def parse(field: str, value: object, text: bool) -> Any:
 
     Args:
         field: Of `Config`.
-        value: What was given.
+        value: The given one.
         text: It is text of a variable or an option; else typed, as a file or a caller gives it.
 
     Raises:
@@ -210,8 +210,8 @@ class Resolved:
         config: The values, defaults included.
         origins: For each field that was set: ``--slo-ms`` or ``slo_ms`` (an argument), ``CUDASCHED_SLO_MS`` (a
             variable) or ``path/to/cudasched.toml, line 3``.
-        notes: What the user should know: a file that is not trusted, settings that have no effect.
-        refused: What is wrong, one message each; empty unless `resolve` was told to go on (`tolerant`).
+        notes: Notes for the user: a file that is not trusted, settings that have no effect.
+        refused: The wrong values, one message each; empty unless `resolve` was told to go on (`tolerant`).
     """
 
     config: Config

@@ -47,8 +47,8 @@ class WholeGraphs:
 
     Attributes:
         graphs: How many there are now.
-        longest_ms: What the longest of them is predicted to take, ms: a request may wait for all of that.
-        longest_nodes: How many nodes that one has.
+        longest_ms: Predicted time of the longest graph, ms: a request may wait for all of it.
+        longest_nodes: Nodes of the longest graph.
     """
 
     graphs: int
@@ -66,7 +66,7 @@ SHARE_UNIT = 1e6  # millionths
 class Kernels:
     """What a process's best-effort kernels make of the GPU, as predicted when they were first launched.
 
-    A kernel counts once in each launch shape, whatever its time and however often it is launched. Launches are
+    A kernel counts once in each launch shape, for any time and any number of launches. Launches are
     predicted while a latency client is on the GPU, so before that there are none; nor of graphs.
 
     Attributes:
@@ -92,7 +92,7 @@ def launches_of(counts: stub.Counts) -> int:
 
 
 def kernels_of(counts: stub.Counts) -> Kernels:
-    """What a process counts of its kernels, as means."""
+    """The means of a process's counts of kernels."""
     count = sum(counts.kernels)
     if count == 0:
         return Kernels()
@@ -105,7 +105,7 @@ def kernels_of(counts: stub.Counts) -> Kernels:
 
 
 TIME_SLICES = ("", "on", "off", "mps", "shared", "unseen", "refused", "closed", "tool")
-"""What a client may say of its time slices; an empty one that it is not best effort (`Client.time_slice`)."""
+"""The states of a client's time slices; empty: the client is not best effort (`Client.time_slice`)."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Client:
             are not in it. What its process allocated in a class that is no client stands with another client of it.
         memory_peak_bytes: The most that its process had allocated on the GPU.
         memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
-        memory_given_bytes: What it has given back to latency clients that asked for memory.
+        memory_given_bytes: Memory given back to latency clients that asked for memory.
         memory_refusals: How often it was asked and could not, because it captured a graph.
         version: The client's version of cudasched.
         process_class: Class of the launches of its process that no region and no stream decides; a client that a
@@ -233,14 +233,14 @@ class Counted:
         gated_launches: Best-effort launches that found the gate on, whether or not they waited.
         offloaded_launches: Best-effort launches that the launcher thread made while the program went on.
         untracked_launches: Gated launches whose completion could not be followed.
-        gate_exceptions: Launches that were held because of what was in flight, and went because that might wait for
+        gate_exceptions: Launches that were held because of work in flight, and went because that work might wait for
             them.
-        backed_off: Best-effort launches, and waits, that let a request of their own program go first on the host.
+        backed_off: Best-effort launches, and waits, that let a request of the same program go first on the host.
         sliced_launches: Graph launches that were submitted in slices, so that the gate could close between two
             (``docs/graphs.md``).
         slice_launches: In how many slices; each counts as a launch.
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
-        unprioritised_graphs: Graphs for which the driver refused that.
+        unprioritised_graphs: Graphs for which the driver refused the priority.
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
             region of class ``normal``, or on a stream that latency work uses too. Much of this lets best-effort work
             past the gate.
@@ -248,11 +248,10 @@ class Counted:
         unmet_collectives: Collectives of a job on several GPUs that waited 20 ms at the gate for another member, and
             went without it.
         clean_segments: Segments of latency requests, from one wait for the GPU to the next, that were kept without best
-            effort under policy ``harvest``, to see what they take by themselves.
-        halved_budgets: How often requests beside best effort took longer than they may, and what they may lose was
-            halved.
-        profile_fallbacks: How often requests turned out otherwise than those before them, and nothing was let in until
-            they were known again.
+            effort under policy ``harvest``, to measure their own time.
+        halved_budgets: How often requests beside best effort exceeded their budget, which was halved then.
+        profile_fallbacks: How often requests differed from earlier ones, so that no best effort was admitted until the
+            requests were known again.
         device_launches: Launches that the device ran, as CUPTI counts them; 0: not counted.
         without_room: Kernels whose parameters the predictor had no room to learn.
     """
@@ -371,7 +370,7 @@ def state() -> State:
 
 
 def client_of(seen: stub.Client, counts: stub.Counts | None = None) -> Client:
-    """A client as the engine says it, and what its process counts, with the units of `Client`."""
+    """A client of the engine's table with its process's counts, in the units of `Client`."""
     whole = counts.whole_graphs if counts else {}
     in_units: dict[str, Any] = {
         "slo_ms": seen.slo_ns / _NS_PER_MS if seen.slo_ns else None,

@@ -144,8 +144,8 @@ class Predictions:
     Attributes:
         count: How many launches were timed.
         within_bound: Of these, those that took no longer than their upper bound.
-        predicted_s: What they were predicted to take, s.
-        measured_s: What they took, s.
+        predicted_s: Their predicted time, s.
+        measured_s: Their measured time, s.
         off_s: The differences, whatever their sign, s.
         errors: How many had an error of up to each of `ERROR_BOUNDS`, and over the last of them.
     """
@@ -175,7 +175,7 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics(Counted):
-    """What one process has counted since its first CUDA call.
+    """The counts of one process since its first CUDA call.
 
     Attributes:
         launches: Kernel and graph launches that the driver accepted, by class.
@@ -300,7 +300,7 @@ def _metrics(seen: stub.Counts, in_flight_ms: float) -> Metrics:
 
 
 def metrics() -> Metrics:
-    """What this process has counted since its first CUDA call, with percentiles; all zero without the hook.
+    """The counts of this process since its first CUDA call, with percentiles; all zero without the hook.
 
     Raises:
         HookError: The package was not built, or two installations of cudasched are in this process.

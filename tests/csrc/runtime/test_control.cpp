@@ -188,7 +188,7 @@ TEST_F(Control, APolicyOfTheProgramsOwnIsNamedAndReplaced) {
 }
 
 TEST_F(Control, WhatHasNoMeaningIsRefusedBeforeTheClientIsAsked) {
-  EXPECT_NE(refusal("class", "urgent").find("latency, normal or best_effort"), std::string::npos);
+  EXPECT_NE(refusal("class", "urgent").find("'latency' or 'best_effort'"), std::string::npos);
   EXPECT_NE(refusal("priority", "9").find("from -8 to 8"), std::string::npos);
   EXPECT_NE(refusal("weight", "0").find("from 0.01 to 100"), std::string::npos);
   EXPECT_NE(refusal("weight", "nan").find("from 0.01 to 100"), std::string::npos);
