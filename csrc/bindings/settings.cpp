@@ -26,10 +26,6 @@ using forms::Form;
 using forms::Kind;
 using When = runtime::SliceSettings::When;
 
-py::object number(const Form& form, double value) {
-  return form.kind == Kind::kNumber ? py::object(py::float_(value / form.scale)) : py::int_(static_cast<long>(value));
-}
-
 // A default, as Config has it.
 template <typename T>
 py::object python(const Form& form, const T& initial) {
@@ -40,8 +36,9 @@ py::object python(const Form& form, const T& initial) {
   } else {
     if (form.kind == Kind::kSwitch) return py::bool_(initial != T{});
     if (form.kind == Kind::kWord) return py::cast(form.words[static_cast<std::size_t>(initial)]);
-    const auto value = static_cast<double>(initial);
-    return form.may_lack && value == 0 && form.kind != Kind::kSize ? py::object(py::none()) : number(form, value);
+    if (form.may_lack && initial == T{} && form.kind != Kind::kSize) return py::none();
+    const double value = static_cast<double>(initial) / form.scale;
+    return form.kind == Kind::kNumber ? py::cast(value) : py::cast(static_cast<std::int64_t>(value));
   }
 }
 
@@ -85,16 +82,15 @@ py::object parse_setting(std::string_view name, std::string_view text) {
   for (const Setting& setting : kSettings) {
     if (name != setting.name) continue;
     try {
-      const forms::Value value = forms::parse(setting.form, text);
-      if (const auto* const word = std::get_if<forms::Word>(&value)) return py::cast(setting.form.words[word->place]);
       return std::visit(
-          [](const auto& of) -> py::object {
-            if constexpr (std::is_same_v<std::decay_t<decltype(of)>, forms::Word>)
-              return py::none();
-            else
+          [&](const auto& of) -> py::object {
+            if constexpr (std::is_same_v<std::decay_t<decltype(of)>, forms::Word>) {
+              return py::cast(setting.form.words[of.place]);
+            } else {
               return py::cast(of);
+            }
           },
-          value);
+          forms::parse(setting.form, text));
     } catch (const forms::Refusal& refusal) {
       throw py::value_error(refusal.wanted);
     }
