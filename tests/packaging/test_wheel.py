@@ -91,7 +91,7 @@ def test_holds_the_python_sources_types_data_and_licence(wheel: pathlib.Path) ->
 def test_holds_the_headers_and_the_cmake_package(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    headers = {str(path.relative_to(ROOT)) for path in (ROOT / "include").rglob("*.h*")}
+    headers = {str(path.relative_to(ROOT)) for path in (ROOT / "include").rglob("*.[hi]*")}
     assert {f"cudasched/{header}" for header in headers} <= names
     assert {f"cudasched/cmake/cudaschedConfig{part}.cmake" for part in ("", "Version")} <= names
 
