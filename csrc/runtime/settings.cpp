@@ -35,8 +35,9 @@ void assign(T& member, const forms::Form& form, const forms::Value& value) {
 template <typename T>
 void assign(std::optional<T>& member, const forms::Form& form, const forms::Value& value) {
   const auto* const word = std::get_if<forms::Word>(&value);
-  member = word != nullptr && word->place == 0 ? std::nullopt : std::optional(T{0});
-  if (word == nullptr) assign(*member, form, value);
+  T inner{0};
+  if (word == nullptr) assign(inner, form, value);
+  member = word != nullptr && word->place == 0 ? std::nullopt : std::optional(inner);
 }
 
 struct Variable {

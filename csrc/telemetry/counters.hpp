@@ -51,7 +51,7 @@ class Counters {
   // What is counted here; the rest of `to` is left alone.
   void read(cudasched_counts& to) const noexcept {
 #define CUDASCHED_SHARDED(name, metric, text) to.name = total(&Shard::name);
-#define CUDASCHED_ONCE(name, metric, text) to.name = name.load(std::memory_order_relaxed);
+#define CUDASCHED_ONCE(name, metric, text) to.name = (name).load(std::memory_order_relaxed);
 #include "cudasched/counts.inc"
     to.normal_launches = launches(Class::kNormal);  // the whole after its parts, so that it is no less than they are
     to.latency_launches = launches(Class::kLatency);
@@ -68,7 +68,7 @@ class Counters {
   Histogram preemptions;  // best-effort work in flight when a request began
   PredictionCounts predictions;
   RegionCounts regions;
-#define CUDASCHED_ONCE(name, metric, text) std::atomic<std::uint64_t> name{0};
+#define CUDASCHED_ONCE(name, metric, text) Shard::Count name{0};
 #include "cudasched/counts.inc"
 
   void was_held(WaitReason why) noexcept {
@@ -82,7 +82,7 @@ class Counters {
 #define CUDASCHED_SHARDED(name, metric, text) line.counts.name.store(0, std::memory_order_relaxed);
 #include "cudasched/counts.inc"
     }
-#define CUDASCHED_ONCE(name, metric, text) name.store(0, std::memory_order_relaxed);
+#define CUDASCHED_ONCE(name, metric, text) (name).store(0, std::memory_order_relaxed);
 #include "cudasched/counts.inc"
     gate_waits.reset();
     for (auto& count : held) count.store(0, std::memory_order_relaxed);
