@@ -112,7 +112,7 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
         r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/tune/compare\.cu"
         r"|cudasched/kernels/sources/\w+\.(cuh?|toml|json)"
-        r"|cudasched/observe/(dashboard\.json|trace/flame\.html)"
+        r"|cudasched/observe/(alerts\.yaml|dashboard\.json|trace/flame\.html)"
         r"|cudasched/inference/kserve\.(binpb|proto)|cudasched/serve/(assets/(icon\.svg|page\.(css|html|js))|control\.(binpb|proto))"
         r"|cudasched/observe/(analyze|baseline)/report\.html\.j2|pytest_cudasched/(__init__\.py|py\.typed)"
         r"|cudasched/include/cudasched/(counts\.(h|inc)|engine\.h|(graphs|scheduler)\.hpp|device/\w+\.cuh)|cudasched/cmake/cudaschedConfig(Version|-\w+)?\.cmake"
