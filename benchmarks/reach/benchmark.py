@@ -89,8 +89,10 @@ def image(session: Session) -> Found:
     """The demo's image without its base, and whether the demo runs in a container of it."""
     del session
     text, _ = said(["scripts/image.sh", "demo"])
-    sizes = dict(re.findall(r"^(\S+) ([\d.]+) MB$", text, re.MULTILINE))
-    own, base = (float(next(size for name, size in sizes.items() if part in name)) for part in (":demo", "base"))
+    sizes = [float(size) for size in re.findall(r"^\S+:\S+ +([\d.]+) MB$", text, re.MULTILINE)]
+    if len(sizes) != 2:
+        raise HarnessError(f"scripts/image.sh: no sizes of image and base in {text[-500:]!r}")
+    own, base = sorted(sizes, reverse=True)
     return {"image_MB": one(own - base), "image_demo_ok": one(1.0)}
 
 

@@ -37,9 +37,9 @@ def serve(
 
     server = Server(host, port)
     shown = f"[{host}]" if ":" in host else host
-    print(f"cudasched: metrics at http://{shown}:{server.port}/metrics", file=sys.stderr, flush=True)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    print(f"cudasched: metrics at http://{shown}:{server.port}/metrics", file=sys.stderr, flush=True)
     try:
         ended.wait()
     finally:
