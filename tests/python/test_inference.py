@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import threading
 import time
 import warnings
@@ -18,6 +19,7 @@ from typing import Any
 import cudasched
 import numpy as np
 import pytest
+from cudasched import _region
 from cudasched.errors import ConfigError
 from cudasched.inference import (
     Batcher,
@@ -454,21 +456,21 @@ def test_an_option_has_a_meaning(options: dict[str, Any]) -> None:
     [("latency", 80_000, 80_000), ("latency", None, None), ("best_effort", 80_000, None)],
 )
 def test_a_batch_runs_in_a_region_with_the_time_that_is_left(
-    client_class: Any, deadline_ms: float | None, within_ms: float | None, monkeypatch: pytest.MonkeyPatch
+    client_class: Any, deadline_ms: float | None, within_ms: float | None
 ) -> None:
-    regions: list[SimpleNamespace] = []
+    entered: list[str] = []
 
-    def region(kind: str, **options: Any) -> Any:
-        regions.append(SimpleNamespace(kind=kind, **options))
-        return cudasched.region(kind, **options)
+    def run(inputs: list[Any]) -> list[Any]:
+        entered.append(repr(_region._thread.regions[-1].region))
+        return inputs
 
-    monkeypatch.setattr(_batcher, "region", region)
-    with Batcher(doubled, slo_ms=None, client_class=client_class, name="model") as batcher:
-        batcher.submit_future(1)
+    with Batcher(run, slo_ms=None, client_class=client_class, name="model") as batcher:
+        answer(batcher.submit_future(1, deadline_ms=90_000))
         answer(batcher.submit_future(1, deadline_ms=deadline_ms))
-    last = regions[-1]
-    assert (last.kind, last.name) == (client_class, "model")
-    assert last.slo_ms is None if within_ms is None else 0 < last.slo_ms < within_ms
+    said = rf"cudasched.region\('{client_class}'(, slo_ms=(.+))?, priority=0, name='model'\)"
+    found = re.fullmatch(said, entered[-1])
+    assert found, entered
+    assert found[2] is None if within_ms is None else 0 < float(found[2]) <= within_ms
 
 
 SERVES = """

@@ -177,8 +177,8 @@ class Batcher:
             first = error.errors()[0]
             place = str(first["loc"][0])
             raise ConfigError(f"{place} = {shown(given[place])}: {first['msg']}") from None
-        region(client_class, name=name)  # refuses names that it cannot have
-        self._run, self._name, self.max_queue = run, name, max_queue
+        self._region = region(client_class, name=name)  # of the runner alone, which sets its target
+        self._run, self.max_queue = run, max_queue
         self.example = getattr(run, "example", None) if example is None else example
         self.answer: Any = None
         self._queue = Queue(
@@ -267,9 +267,9 @@ class Batcher:
             except QueueFullError:
                 counts.full += 1
                 raise
-            self._arrived.notify()
+            request.future.add_done_callback(partial(self._forget, request))
             self._set_alarm()
-        request.future.add_done_callback(partial(self._forget, request))
+            self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
         return request.future
 
     def statistics(self) -> Statistics:
@@ -427,10 +427,10 @@ class Batcher:
 
     def _outputs(self, inputs: list[Any], slack_ms: float | None) -> list[Any]:
         """Raises RunError."""
-        kind = self._options.client_class
-        target_ms = min(slack_ms, LONGEST_MS) if kind == "latency" and slack_ms is not None and slack_ms > 0 else None
+        has_target = self._options.client_class == "latency" and slack_ms is not None
+        self._region._slo_ms = max(slack_ms or 0.0, 0.0) if has_target else 0.0  # a new region checks it at length
         try:
-            with region(kind, slo_ms=target_ms, name=self._name):
+            with self._region:
                 outputs = self._run(inputs)
         except BaseException as error:
             raise RunError(f"run raised {type(error).__name__}: {error}") from error
@@ -448,7 +448,8 @@ class Batcher:
         return min(self._queue.expiry_ns(), self._running.start_ns + _ns(self._options.hang_ms))
 
     def _set_alarm(self) -> None:
-        if self._due_ns() < self._alarm_ns:
+        if (due_ns := self._due_ns()) < self._alarm_ns:
+            self._alarm_ns = due_ns
             self._changed.notify_all()
 
     def _watch(self) -> None:
@@ -456,7 +457,9 @@ class Batcher:
             with self._lock:
                 if self._ended:
                     return
-                now_ns, self._alarm_ns = time.monotonic_ns(), self._due_ns()
+                now_ns = time.monotonic_ns()
+                if now_ns >= self._alarm_ns:  # an early alarm stays: batches that end before it do not wake this thread
+                    self._alarm_ns = self._due_ns()
                 if now_ns < self._alarm_ns:
                     left_s = (self._alarm_ns - now_ns) / 1e9
                     self._changed.wait(None if self._alarm_ns == NEVER_NS else left_s)

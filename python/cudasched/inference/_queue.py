@@ -189,6 +189,8 @@ class Queue:
             The batch, the requests that wait no longer, each with its error, and when to ask again.
         """
         self._busy_until_ns = 0
+        if not len(self):
+            return [], [], None
         refused = self.expire(now_ns) + self._let_in(now_ns)
         count, look_ns = self._batching.next(
             now_ns, self._deadlines_ns, self._arrivals_ns, self.times.bounds_ns, int(self._limit), self._gap_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -39,6 +39,7 @@ class Times:
         self.bounds_ns = array("q", [0] * len(self.sizes))
         """Of each size, ascending; 0: not known."""
         self._recent: list[deque[int]] = [deque(maxlen=_RECENT) for _ in self.sizes]
+        self._ascending: list[list[int]] = [[] for _ in self.sizes]
         self._known = {} if predict is None else {size: _predicted_ns(predict, size) for size in self.sizes}
         self._renew()
 
@@ -49,11 +50,16 @@ class Times:
     def record(self, count: int, duration_ns: int) -> None:
         """A batch of so many requests took so long."""
         place = bisect_left(self.sizes, count)
-        recent = self._recent[place]
+        recent, ascending = self._recent[place], self._ascending[place]
+        if len(recent) == _RECENT:
+            del ascending[bisect_left(ascending, recent[0])]
         recent.append(duration_ns)
+        insort(ascending, duration_ns)
         rank = math.ceil(_COVERAGE * (len(recent) + 1))
-        self._known[self.sizes[place]] = max(sorted(recent)[min(rank, len(recent)) - 1], 1)
-        self._renew()
+        bound_ns = max(ascending[min(rank, len(recent)) - 1], 1)
+        if self._known.get(self.sizes[place]) != bound_ns:
+            self._known[self.sizes[place]] = bound_ns
+            self._renew()
 
     def _renew(self) -> None:
         least_ns = 0  # a larger batch takes no less
@@ -61,11 +67,13 @@ class Times:
             least_ns = self.bounds_ns[place] = max(least_ns, self._between(size))
 
     def _between(self, size: int) -> int:
+        if size in self._known:
+            return self._known[size]
         below = max((known for known in self._known if known <= size), default=0)
         above = min((known for known in self._known if known >= size), default=0)
         if not above:
             return self._known[below] * size // below if below else 0
-        if not below or below == above:
+        if not below:
             return self._known[above]
         low, high = self._known[below], self._known[above]
         return low + (high - low) * (size - below) // (above - below)
