@@ -14,14 +14,14 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Callers", "Guard", "Limits", "RateLimiter", "Refusal", "hosts_of"]
 
 Scope = dict[str, Any]
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -227,11 +227,11 @@ class Guard:
             await _answer(sending, *refusal)
             return
         try:
-            body = await asyncio.wait_for(self._received(receive), timeout=self._limits.request_s)
+            body = await self._in_time(receive)
         except _TooLargeError:
             await _answer(sending, 413, f"a request has at most {self._limits.body_bytes} bytes")
             return
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             await _answer(sending, 408, f"the request took longer than {self._limits.request_s:g} s")
             return
         if body is None:
@@ -245,6 +245,25 @@ class Guard:
         # The answer to HEAD is GET's, of which the server sends the head.
         wanted = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         await self._application(wanted, receiving, sending)
+
+    async def _in_time(self, receive: Receive) -> bytes | None:
+        """As `_received`, or TimeoutError; in the caller's task, unlike `asyncio.wait_for` before Python 3.12."""
+        task, late = asyncio.current_task(), False
+        assert task is not None
+
+        def end() -> None:
+            nonlocal late
+            late = task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(self._limits.request_s, end)
+        try:
+            return await self._received(receive)
+        except asyncio.CancelledError:
+            if late:
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
 
     async def _received(self, receive: Receive) -> bytes | None:
         """The body; None: the caller is gone."""

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from h11 import IDLE
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
@@ -106,21 +105,40 @@ class _Listening(socket.socket):
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
-class _Impatient(H11Protocol):
-    """Ends connections on which no whole head of a request comes for a while."""
+class _Impatient(HttpToolsProtocol):
+    """Ends connections on which no whole head of a request comes for a while, or only after too many bytes."""
 
     waiting: _Waiting
     callers: Callers
     _has_token = False
+    _unread_bytes = 0  # since a head, a part of a body, or its end came: the parser itself has no limit
 
     def data_received(self, data: bytes) -> None:
         """A part of a request."""
+        self._unread_bytes += len(data)
         super().data_received(data)
+        if self._unread_bytes > _HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
         if not self._has_token and self.cycle is not None:
             given = [value for name, value in self.cycle.scope["headers"] if name == b"authorization"]
             if self.callers.knows(given):
                 self._has_token = True
                 self.waiting.remove(self._peer)
+
+    def on_headers_complete(self) -> None:
+        """A whole head has come."""
+        self._unread_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """All of the body has come."""
+        self._unread_bytes = 0
+        super().on_message_complete()
 
     def connection_made(self, transport: Any) -> None:
         """The connection is there."""
@@ -137,7 +155,7 @@ class _Impatient(H11Protocol):
 
     def _look(self) -> None:
         # The same request as at the last look, or none, and no other has begun to be answered.
-        if self.conn.their_state is IDLE and self._seen is self.cycle:
+        if (self.cycle is None or self.cycle.response_complete) and self._seen is self.cycle:
             self.transport.abort()
             return
         self._seen = self.cycle
@@ -256,7 +274,6 @@ class Server:
             proxy_headers=False,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=2,
-            h11_max_incomplete_event_size=_HEAD_BYTES,
             **tls,
         )
         # What a caller does wrong is answered, and is no event.
