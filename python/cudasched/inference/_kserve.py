@@ -187,7 +187,8 @@ class Models:
         arrays = {}
         for name in asked.outputs or parts[0]:
             try:
-                array = _array(np.stack([_array(part[name]) for part in parts]))
+                rows = [_array(part[name]) for part in parts]
+                array = _array(np.stack(rows)) if len(rows) > 1 else rows[0][None]
             except (KeyError, TypeError, ValueError):
                 array = None
             if datatype(array) is None:

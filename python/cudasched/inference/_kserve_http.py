@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -17,13 +19,19 @@ from cudasched.errors import Error
 from cudasched.inference._batcher import Batcher
 from cudasched.inference._errors import InputError, UseError
 from cudasched.inference._kserve import VERSION, Asked, Models, check, datatype, decoded, numbers, raw, refusal
+from cudasched.serve._guard import Application, Receive, Scope, Send
 
 __all__ = ["PUBLIC", "application"]
+
+Headers = list[tuple[bytes, bytes]]
 
 PUBLIC = frozenset({"/v2", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no token."""
 
-_LENGTH_HEADER = "inference-header-content-length"
+_LENGTH_HEADER = b"inference-header-content-length"
+_INFER = re.compile("/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_UNWATCHED_S = 0.01  # an answer that comes before needs no task that waits for its caller to leave
+_ENCODED = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class _Input(BaseModel):
@@ -46,7 +54,7 @@ class _Infer(BaseModel):
     outputs: list[_Output] = Field(default_factory=list)
 
 
-def application(batchers: Mapping[str, Batcher]) -> Starlette:
+def application(batchers: Mapping[str, Batcher]) -> Application:
     """The application, without its guard. Argument and errors as of `Models`.
 
     Args:
@@ -74,16 +82,30 @@ def application(batchers: Mapping[str, Batcher]) -> Starlette:
     async def index(_: Request) -> Any:
         return models.index()
 
-    async def infer(request: Request) -> Response:
-        header, data = _split(request, await request.body())
-        asked = _asked(*_model(request), header, data)
+    async def infer(name: str, version: str, scope: Scope, receive: Receive) -> tuple[bytes, Headers]:
+        header, data = _split(scope["headers"], await _body(receive))
+        asked = _asked(name, version, header, data)
         answers = models.submit(asked)
         try:
-            arrays = models.outputs(asked, await _answers(answers, request))
+            arrays = models.outputs(asked, await _answers(answers, receive))
         finally:
             for answer in answers:
                 answer.cancel()  # those that wait, where one failed
         return _response(asked, header, arrays)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        """A request for inference without Starlette, which takes longer than all else; others with it."""
+        path = _INFER.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if path is None:
+            await app(scope, receive, send)
+            return
+        try:
+            body, headers = await infer(path[1], path[2] or "", scope, receive)
+        except Error as error:
+            await _failed(None, error)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     def json_of(function: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -100,14 +122,13 @@ def application(batchers: Mapping[str, Batcher]) -> Starlette:
     ]
     for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         routes += [
-            Route(f"{model}/infer", infer, methods=["POST"]),
             Route(model, json_of(metadata)),
             Route(f"{model}/ready", json_of(ready)),
             Route(f"{model}/stats", json_of(statistics)),
         ]
     app = Starlette(routes=routes, exception_handlers={Error: _failed})
     app.router.redirect_slashes = False
-    return app
+    return serve
 
 
 def _model(request: Request) -> tuple[str, str]:
@@ -115,38 +136,66 @@ def _model(request: Request) -> tuple[str, str]:
     return request.path_params.get("name", ""), request.path_params.get("version", "")
 
 
-def _failed(_: Request, error: Exception) -> JSONResponse:
+def _failed(_: object, error: Exception) -> JSONResponse:
     status, _code, said = refusal(error) or (500, "", "the server failed")
     return JSONResponse({"error": said}, status_code=status)
 
 
-async def _answers(answers: list[Any], request: Request) -> list[Any]:
-    """Waits for all; a caller that is gone cancels them."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    waited = asyncio.gather(*map(asyncio.wrap_future, answers))
-    waited.add_done_callback(lambda _: waited.cancelled() or waited.exception())  # else asyncio logs it as lost
-    watched = asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait((waited, watched), return_when=asyncio.FIRST_COMPLETED)
-        if not waited.done():
+async def _body(receive: Receive) -> bytes:
+    parts, more = [], True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
             raise UseError("the caller is gone")
-        return waited.result()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _answers(answers: list[Any], receive: Receive) -> list[Any]:
+    """Waits for all; a caller that is gone cancels those that wait."""
+    loop, watching = asyncio.get_running_loop(), []
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        for answer in answers:
+            answer.cancel()
+
+    timer = loop.call_later(_UNWATCHED_S, lambda: watching.append(loop.create_task(watch())))
+    try:
+        # Most of a batch is done when the first of it is heard of: it costs the event loop no turn.
+        return [answer.result() if answer.done() else await _done(answer, loop) for answer in answers]
+    except CancelledError:
+        raise UseError("the caller is gone") from None
     finally:
-        waited.cancel()
-        watched.cancel()
+        timer.cancel()
+        for task in watching:
+            task.cancel()
 
 
-def _split(request: Request, body: bytes) -> tuple[_Infer, bytes]:
+async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> Any:
+    """Unlike `asyncio.wrap_future`, this costs the event loop one turn, and not two."""
+    done = loop.create_future()
+    answer.add_done_callback(lambda _: loop.call_soon_threadsafe(_wake, done))
+    await done
+    return answer.result()
+
+
+def _wake(done: asyncio.Future[None]) -> None:
+    if not done.done():  # the request was cancelled
+        done.set_result(None)
+
+
+def _split(fields: Headers, body: bytes) -> tuple[_Infer, bytes]:
     """The JSON of a body, and the bytes after it."""
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise InputError(f"content-encoding {encoding!r} is not supported")
-    given = request.headers.get(_LENGTH_HEADER, str(len(body)))
-    if not given.isdecimal() or int(given[:12]) > len(body):
-        raise InputError(f"{_LENGTH_HEADER} = {given!r}: the body has {len(body)} bytes")
+    headers = dict(fields)
+    if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":
+        raise InputError(f"content-encoding {encoding.decode('latin-1')!r} is not supported")
+    given = headers.get(_LENGTH_HEADER, b"%d" % len(body))
+    if not given.isdigit() or int(given[:12]) > len(body):
+        said = f"{_LENGTH_HEADER.decode()} = {given.decode('latin-1')!r}"
+        raise InputError(f"{said}: the body has {len(body)} bytes")
     try:
         return _Infer.model_validate_json(body[: int(given)]), body[int(given) :]
     except ValidationError as error:
@@ -173,7 +222,8 @@ def _asked(model: str, version: str, header: _Infer, data: bytes) -> Asked:
     return Asked(model, version, inputs, [output.name for output in header.outputs], header.parameters)
 
 
-def _response(asked: Asked, header: _Infer, arrays: dict[str, Any]) -> Response:
+def _response(asked: Asked, header: _Infer, arrays: dict[str, Any]) -> tuple[bytes, Headers]:
+    """The body of an answer and its headers."""
     all_binary = header.parameters.get("binary_data_output", False)
     binary = {output.name: output.parameters.get("binary_data", all_binary) for output in header.outputs}
     parts: list[bytes] = []
@@ -188,8 +238,10 @@ def _response(asked: Asked, header: _Infer, arrays: dict[str, Any]) -> Response:
                 yield {**tensor, "data": numbers(name, array)}
 
     answer = {"model_name": asked.model, "model_version": VERSION, "id": header.id, "outputs": list(tensors())}
-    said = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()
-    if not parts:
-        return Response(said, media_type="application/json")
-    headers = {_LENGTH_HEADER: str(len(said))}
-    return Response(b"".join([said, *parts]), headers=headers, media_type="application/octet-stream")
+    said = _ENCODED(answer).encode()
+    kind = b"application/octet-stream" if parts else b"application/json"
+    body = b"".join([said, *parts])
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    if parts:
+        headers.append((_LENGTH_HEADER, str(len(said)).encode()))
+    return body, headers
