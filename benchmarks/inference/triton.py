@@ -1,6 +1,7 @@
 """Triton Inference Server, of the package nvidia-pytriton, and cudasched's own server with the same model.
 
-The model returns its input: 2 floats. Triton runs it in its Python back end, with dynamic batching, on the CPU.
+The model returns its input: 2 floats. Triton runs it in one instance of its Python back end, on the CPU. It does
+not batch, which makes its median 3 to 7% shorter here; cudasched's batcher does.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +31,6 @@ backend: "python"
 max_batch_size: 16
 input [{ name: "input" data_type: TYPE_FP32 dims: [ 2 ] }]
 output [{ name: "output_0" data_type: TYPE_FP32 dims: [ 2 ] }]
-dynamic_batching { }
 instance_group [{ kind: KIND_CPU count: 1 }]
 """
 _MODEL = """
@@ -62,6 +63,14 @@ def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
+
+
+def _ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=START_S) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _end(running: subprocess.Popen[str]) -> None:
@@ -105,7 +114,7 @@ def triton(directory: Path) -> Iterator[Serving]:
         running = subprocess.Popen(command, env=environment, stdout=written, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + START_S
-        while "Started HTTPService" not in log.read_text():
+        while not _ready(http):
             if running.poll() is not None or time.monotonic() > until:
                 raise HarnessError(f"Triton does not start: {log.read_text()[-1000:]}")
             time.sleep(0.1)
