@@ -176,11 +176,20 @@ def test_an_array_of_outputs_is_taken_apart() -> None:
         assert answer(batcher.submit_future(np.ones(3))).tolist() == [2, 2, 2]
 
 
-def test_behind_a_model_that_hangs_every_request_fails_until_it_returns(held: Held) -> None:
-    batcher = Batcher(held, sizes=(1,), slo_ms=None, hang_ms=500, max_queue=1, on_full="delay")
+def test_behind_a_model_that_hangs_every_request_fails_until_it_returns(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_ns = [0]
+    clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + ahead_ns[0], time=time.time)
+    monkeypatch.setattr(_batcher, "time", clock)
+    batcher = Batcher(held, sizes=(1,), slo_ms=None, hang_ms=90_000, max_queue=1, on_full="delay")
     futures = [batcher.submit_future(x) for x in range(3)]
+    held.runs()
+    ahead_ns[0] = 100_000_000_000
+    with batcher._lock:
+        batcher._changed.notify_all()  # it sleeps by the real clock
     for future in futures:
-        with pytest.raises(RunError, match=r"has not returned for over 500 ms \(hang_ms\)"):
+        with pytest.raises(RunError, match=r"has not returned for over 90000 ms \(hang_ms\)"):
             answer(future)
     with pytest.raises(RunError, match="hang_ms"):
         batcher.submit_future(3)
