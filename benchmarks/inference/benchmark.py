@@ -126,7 +126,7 @@ def _taken_us(client: Any, server: Serving, protocol: str, count: int) -> list[f
     return taken
 
 
-_LIMIT = "a request passes between two threads of one interpreter and back, and each has to wait for the other's lock"
+_LIMIT = "a request goes to the batcher's thread and back, and two threads of one interpreter wait for each other"
 BENCHMARK = Benchmark(
     about="what a request costs in a batcher, over HTTP and over gRPC, beside Triton Inference Server",
     groups={"submit": submit, "grpc": noop("grpc"), "http": noop("http")},

@@ -59,7 +59,7 @@ def check(host: str, tls_cert: Path | None, tls_key: Path | None, insecure: bool
         importlib.import_module("fastapi")
         from cudasched.serve._server import is_loopback
     except ImportError:
-        raise ConfigError("a server needs FastAPI and uvicorn: pip install 'cudasched[serve]'") from None
+        raise ConfigError("a server needs FastAPI, uvicorn and httptools: pip install 'cudasched[serve]'") from None
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
     if not is_loopback(host) and tls_cert is None and not insecure:

@@ -177,7 +177,7 @@ async def _answers(answers: list[Any], receive: Receive) -> list[Any]:
 async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> Any:
     """Unlike `asyncio.wrap_future`, this costs the event loop one turn, and not two."""
     done = loop.create_future()
-    answer.add_done_callback(lambda _: loop.call_soon_threadsafe(_wake, done))
+    answer.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(_wake, done))
     await done
     return answer.result()
 
