@@ -38,7 +38,7 @@ void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings&
   mps_ = mps;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
-  gaps_ = schedule::GapView(settings.host_bound_inflation - 1);
+  gaps_ = schedule::GapView(settings.host_bound_inflation);
 }
 
 bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noexcept {

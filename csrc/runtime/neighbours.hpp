@@ -104,7 +104,7 @@ class Neighbours {
   std::int64_t own_in_flight_until_ns_ = 0;
   bool looks_into_requests_ = false;
   int own_latency_ = -1;
-  schedule::GapView gaps_{0};
+  schedule::GapView gaps_;
   std::uint64_t admitted_launches_ = 0;  // ever,
   std::int64_t admitted_gpu_ns_ = 0;     // and their predicted time
   std::array<std::int64_t, arbiter::kSlotCount> virtual_ns_{};

@@ -131,8 +131,8 @@ class SegmentGate {
  public:
   static constexpr std::int64_t kWorthNs = kWorthSwitchingNs;
 
-  // `inflation`: how much longer a segment may take, 0.03 for 3%.
-  explicit SegmentGate(double inflation) noexcept : most_share_(Segments::kMostShare * inflation) {}
+  // `inflation`: how much longer a segment may take, 1.03 for 3%.
+  explicit SegmentGate(double inflation) noexcept : most_share_(Segments::kMostShare * (inflation - 1)) {}
 
   // Is a segment worth beginning with, of which so much is left?
   static bool opens_for(std::uint64_t left) noexcept { return leaves(left, kWorthNs); }
@@ -175,7 +175,7 @@ class GapView {
   };
 
   // `inflation`: see SegmentGate.
-  explicit GapView(double inflation) noexcept : gate_(inflation) {}
+  explicit GapView(double inflation = 1) noexcept : gate_(inflation) {}
 
   void begin(std::int64_t now_ns) noexcept {
     reader_.begin(now_ns);

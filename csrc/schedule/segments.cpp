@@ -5,7 +5,7 @@
 namespace cudasched::schedule {
 
 Segments::Segments(double inflation)
-    : inflation_(std::max(inflation, 0.0)), kinds_(std::make_unique<Kind[]>(kKeys * kNumbers)) {}
+    : target_share_(std::max(inflation - 1, 0.0)), kinds_(std::make_unique<Kind[]>(kKeys * kNumbers)) {}
 
 int Segments::find(std::uint64_t key) const noexcept {
   for (std::size_t place = 0; place < kKeys; ++place) {
@@ -74,7 +74,7 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
         // Beside best effort a launch takes longer. Segments whose launches are measured are not compared with others.
         timed_ = ++kind.clean % (key.on_trial ? 8 : 2) == 0;
       } else if (key.share >= kLeastShare) {
-        told.late_ns = static_cast<std::int64_t>(inflation_ * key.share * static_cast<double>(told.median_ns));
+        told.late_ns = static_cast<std::int64_t>(target_share_ * key.share * static_cast<double>(told.median_ns));
         if (target_) told.late_ns = std::clamp<std::int64_t>(slack_ns(*known, now), 0, told.late_ns);
       }
       teaches_ = !target_ || clean_request || told.late_ns > 0;
@@ -167,8 +167,8 @@ void Segments::judge(Key& key, RecentMedian& others, std::int64_t clean_ns) noex
   if (key.share < kLeastShare || others.count() < kFewestOthers || clean_ns <= 0) return;
   const std::int64_t others_ns = others.ns() - (sliced_ ? 2 * kContextSwitchNs : 0);
   const double longer = static_cast<double>(others_ns) / static_cast<double>(clean_ns) - 1;
-  const bool too_long = longer > inflation_;
-  if (!too_long && longer > inflation_ / 2) return;
+  const bool too_long = longer > target_share_;
+  if (!too_long && longer > target_share_ / 2) return;
   key.against += too_long ? 1 : -1;
   if (std::abs(key.against) < kVerdict) return;
   key.against = 0;

@@ -45,7 +45,7 @@ class Segments {
   static constexpr double kMostShare = 1.0 / 2;        // of the target, that segments may lose by prediction
   static constexpr double kLeastShare = 1.0 / 64;      // of the target; below, nothing is let in
 
-  // `inflation`: how much longer a segment may take, 0.03 for 3%.
+  // `inflation`: how much longer a segment may take, 1.03 for 3%.
   explicit Segments(double inflation);
 
   // What a gate is told when a segment begins.
@@ -148,7 +148,7 @@ class Segments {
     return kinds_[static_cast<std::size_t>(key) * kNumbers + std::min(number, kNumbers - 1)];
   }
 
-  double inflation_;
+  double target_share_;  // of a segment, by which it may take longer
   std::unique_ptr<Kind[]> kinds_;
   std::array<Key, kKeys> keys_{};
   std::size_t replaced_ = 0;

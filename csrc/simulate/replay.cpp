@@ -129,7 +129,7 @@ struct Client {
   std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
   std::int64_t predicted_sum_ns = 0;  // of all that was submitted
-  schedule::GapView gaps{0};
+  schedule::GapView gaps;
 
   // Requests, of latency clients.
   schedule::Arrivals arrivals;

@@ -85,7 +85,7 @@ struct ReplaySettings {
   std::int64_t lead_ns = 20'000;
   schedule::Lead::Bounds lead_bounds;    // of the adaptive lead, which begins with lead_ns
   bool foresee = false;                  // long launches look out for foreseen arrivals
-  double host_bound_inflation = 0.03;    // by how much a segment of a request may be prolonged
+  double host_bound_inflation = 1.03;    // how much longer a segment of a request may take
   double miss_probability = 0;           // for learned rates, 0: only periodic arrivals are foreseen
   bool earliest_deadline_first = false;  // between latency clients, at region entry
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are

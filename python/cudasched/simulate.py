@@ -599,7 +599,7 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
     else:
         settings.lead_ns = _nanoseconds("lead_us", arm.lead_us)
     settings.max_inflation = arm.max_inflation
-    settings.host_bound_inflation = arm.host_bound_inflation - 1
+    settings.host_bound_inflation = arm.host_bound_inflation
     settings.foresee = arm.foresee
     settings.miss_probability = arm.miss_probability
     settings.earliest_deadline_first = arm.earliest_deadline_first

@@ -24,7 +24,7 @@ void LatencySegments::join(arbiter::Table* table, int slot, const Settings& sett
   if (!schedule::looks_into_requests(settings.policy)) return;
   by_target_ = settings.policy == "slack";
   margin_ns_ = settings.margin_ns;
-  segments_ = std::make_unique<schedule::Segments>(settings.host_bound_inflation - 1);
+  segments_ = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
   on_.store(true, std::memory_order_release);
 }
 

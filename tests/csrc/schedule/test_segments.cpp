@@ -77,7 +77,7 @@ double share(Segments& segments, double inflation, const Program& program, std::
 }
 
 TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   const Program program;
   // The first request of a key finds no place, and eight more are seen.
@@ -108,7 +108,7 @@ TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
 }
 
 TEST(Segments, WhatAFirstRequestWaitedForInItsMiddleIsNotExpectedOfLaterOnes) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   const Program program;
   std::int64_t now = kMs;
   // Libraries that are set up at the first launches wait for the GPU there.
@@ -128,7 +128,7 @@ TEST(Segments, WhatAFirstRequestWaitedForInItsMiddleIsNotExpectedOfLaterOnes) {
 }
 
 TEST(Segments, AProgramThatHasBecomeSlowerIsBelievedAndOnePauseIsNot) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   Program program;
   std::int64_t now = kMs;
   const auto serve = [&](int requests) {
@@ -149,7 +149,7 @@ TEST(Segments, AProgramThatHasBecomeSlowerIsBelievedAndOnePauseIsNot) {
 }
 
 TEST(Segments, OfARequestAreToldApartByTheirNumberUpToTheNinth) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 10; ++i) request(segments, {}, now, 12);
   const auto told = request(segments, {}, now, 12);
@@ -163,7 +163,7 @@ TEST(Segments, OfARequestAreToldApartByTheirNumberUpToTheNinth) {
 
 TEST(Segments, OfEachNumberAreKeptCleanAndHaveAllTheirLaunchesMeasured) {
   for (const int parts : {1, 2, 4, 8, 12}) {
-    Segments segments(0.03);
+    Segments segments(1.03);
     std::int64_t now = kMs;
     std::vector<int> clean(static_cast<std::size_t>(parts));
     for (int i = 0; i < 400; ++i) {
@@ -180,7 +180,7 @@ TEST(Segments, OfEachNumberAreKeptCleanAndHaveAllTheirLaunchesMeasured) {
 }
 
 TEST(Segments, OneOf61IsKeptCleanOnceItIsKnownWhatBestEffortCosts) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   const auto clean = [&](int requests) {
     int found = 0;
@@ -195,7 +195,7 @@ TEST(Segments, OneOf61IsKeptCleanOnceItIsKnownWhatBestEffortCosts) {
 }
 
 TEST(Segments, KeysAreBoundedAndTheOldestMakesRoom) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 12; ++i) request(segments, {}, now, 1, 1);
   EXPECT_NE(request(segments, {}, now, 1, 1).front().left, kNothingKnown);
@@ -206,7 +206,7 @@ TEST(Segments, KeysAreBoundedAndTheOldestMakesRoom) {
 }
 
 TEST(Segments, WhatRequestsMayLoseIsHalvedUntilTheyKeepTheTarget) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   // Beside best effort, requests take a tenth longer, whatever was foretold.
   for (int i = 0; i < 20; ++i) request(segments, {}, now);
@@ -229,7 +229,7 @@ TEST(Segments, AHostThatIsSlowerByTurnsIsNotTakenForSlowedByBestEffort) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     std::mt19937_64 random(seed);
     std::normal_distribution<double> noise(0.0, 0.08);
-    Segments segments(0.03);
+    Segments segments(1.03);
     std::int64_t now = kMs;
     for (int i = 0; i < 40; ++i) request(segments, {}, now);
     std::uint64_t let_in = 0;
@@ -248,7 +248,7 @@ TEST(Segments, AHostThatIsSlowerByTurnsIsNotTakenForSlowedByBestEffort) {
 TEST(Segments, AnotherModelUnderTheSameKeyIsUnknownWithinAFewRequests) {
   std::mt19937_64 random(1);
   for (int repeat = 0; repeat < 50; ++repeat) {
-    Segments segments(0.03);
+    Segments segments(1.03);
     std::int64_t now = kMs;
     const auto any = [&] {
       Program program;
@@ -279,7 +279,7 @@ TEST(SegmentProfile, ThatIsClearedKnowsNothing) {
 
 TEST(Segments, ALiarIsBelievedLessAndLessOften) {
   // Its requests change as soon as they are believed.
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   std::uint64_t foretold = 0;
   constexpr int kRequests = 4'000;
@@ -295,7 +295,7 @@ TEST(Segments, ALiarIsBelievedLessAndLessOften) {
 }
 
 TEST(Segments, TwoServersOfOneProcessKeepTheirOwnProfilesUnderTheirOwnTargets) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   const Program slow{250, 5 * kUs, 20 * kUs, 10 * kUs};
   const Program quick{60, 12 * kUs, 15 * kUs, 10 * kUs};
@@ -321,7 +321,7 @@ TEST(Segments, TwoServersOfOneProcessKeepTheirOwnProfilesUnderTheirOwnTargets) {
 }
 
 TEST(Segments, AClientThatNamesAnotherTargetForEachRequestIsNeverBelieved) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (std::uint64_t i = 0; i < 500; ++i) {
     const Segments::Told told = request(segments, {}, now, 1, 1 + i % (Segments::kKeys + 1)).front();
@@ -339,7 +339,7 @@ Segments::Target clean() { return {100 * kMs, Snapshot::kUnknownNs, 100 * kUs}; 
 Segments::Target within(std::int64_t deadline_ns, int parts) { return {deadline_ns, parts * kPartNs, 100 * kUs}; }
 
 TEST(SegmentsWithATarget, LearnFromCleanRequestsAlone) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   const auto serve = [&](const Segments::Target& target, std::int64_t beside_ns) {
     return request(segments, {}, now, 1, 0, beside_ns, target).front();
@@ -357,7 +357,7 @@ TEST(SegmentsWithATarget, LearnFromCleanRequestsAlone) {
 }
 
 TEST(SegmentsWithATarget, LearnFromAllRequestsWhereNoBestEffortIsThere) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   Segments::Target target = within(10 * kMs, 1);
   target.alone = true;
@@ -372,7 +372,7 @@ TEST(SegmentsWithATarget, AreToldOfNoMoreThanTheSlackThatIsLeftWhenTheyBegin) {
   int told_all = 0;
   int told_none = 0;
   int told_part = 0;
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 10; ++i) request(segments, {}, now, kParts, 0, 0, clean());
   for (int i = 0; i < 2'000; ++i) {
@@ -404,7 +404,7 @@ TEST(SegmentsWithATarget, AreToldOfNoMoreThanTheSlackThatIsLeftWhenTheyBegin) {
 TEST(SegmentsWithATarget, ThatLeaveTheGpuNoTimeAreNotToldOf) {
   for (const bool sliced : {false, true}) {
     for (const std::int64_t idle_ns : {100 * kUs, 700 * kUs, 1'800 * kUs}) {
-      Segments segments(0.03);
+      Segments segments(1.03);
       std::int64_t now = kMs;
       Program program;
       program.gpu_ns = program.gap_ns - idle_ns / static_cast<std::int64_t>(program.launches);
@@ -419,7 +419,7 @@ TEST(SegmentsWithATarget, ThatLeaveTheGpuNoTimeAreNotToldOf) {
 
 TEST(SegmentsWithATarget, WordsThatMayHoldAnythingTellOfNoMoreThanTheBudget) {
   std::mt19937_64 random(9);
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 10; ++i) request(segments, {}, now, 1, 0, 0, clean());
   const auto anything = [&] {
@@ -436,7 +436,7 @@ TEST(SegmentsWithATarget, WordsThatMayHoldAnythingTellOfNoMoreThanTheBudget) {
 }
 
 TEST(Segments, OfOverlappingRequestsNothingIsLearned) {
-  Segments segments(0.03);
+  Segments segments(1.03);
   std::int64_t now = kMs;
   for (int i = 0; i < 20; ++i) {
     segments.begin(0, now);
@@ -574,7 +574,7 @@ TEST(SegmentProgress, NeverSaysMoreOrLessThanIsTrue) {
 }
 
 TEST(SegmentGate, ClosesOnceASegmentAndOpensForOneThatLeavesEnough) {
-  SegmentGate gate(0.03);
+  SegmentGate gate(1.03);
   HostBound requests;
   requests.late_share = 0.03 * Segments::kMostShare;
   requests.left_gpu_ns = kMs;
@@ -597,7 +597,7 @@ TEST(SegmentGate, ClosesTheEarlierTheLessSegmentsMayLose) {
     HostBound requests;
     requests.late_share = 0.03 * share;
     requests.left_host_ns = 100 * kMs;
-    SegmentGate gate(0.03);
+    SegmentGate gate(1.03);
     EXPECT_FALSE(gate.closed(1, requests, 0));
     while (!gate.closed(1, requests, 0)) requests.left_host_ns -= 10 * kUs;
     EXPECT_NEAR(static_cast<double>(requests.left_host_ns),
