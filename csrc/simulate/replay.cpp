@@ -30,7 +30,7 @@ namespace {
 constexpr int kMostClients = 64;
 constexpr int kNoClient = -1;
 constexpr std::int64_t kForeverNs = INT64_MAX;
-constexpr std::int64_t kTurnLookNs = 100'000;
+constexpr std::int64_t kTurnLookNs = 500'000;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
 constexpr std::int64_t kHeldLookNs =
