@@ -72,7 +72,7 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> device_launches;  // run by the device as CUPTI counted them, 0: not counted
   std::atomic<std::uint64_t> gate_waits;
   std::atomic<std::uint64_t> gate_wait_ns;
-  // Of latency clients (runtime/latency/requests.hpp):
+  // Of latency clients (schedule/requests.hpp):
   std::atomic<std::int64_t> entered_ns;            // when the request under way began
   std::atomic<std::int64_t> expected_ns;           // what it takes in all by itself; 0: not known
   std::atomic<std::int64_t> admitted_at_entry_ns;  // Layout::admitted_ns then

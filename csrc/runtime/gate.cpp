@@ -22,6 +22,20 @@ namespace {
 
 std::uint64_t id_of(CUstream stream) noexcept { return reinterpret_cast<std::uintptr_t>(stream); }
 
+schedule::GateSettings gate_settings(const Settings& settings) noexcept {
+  schedule::GateSettings gate;
+  gate.adaptive_lead = !settings.lead_ns.has_value();
+  gate.lead_ns = settings.first_lead_ns();
+  gate.lead_bounds.max_inflation = settings.max_inflation;
+  gate.host_bound_inflation = settings.host_bound_inflation;
+  gate.linger_ns = settings.linger_ns;
+  gate.margin_ns = settings.margin_ns;
+  gate.long_ns = settings.long_ns;
+  gate.turn_ns = settings.turn_ns;
+  gate.stale_heartbeat_ns = settings.stale_heartbeat_ns;
+  return gate;
+}
+
 }  // namespace
 
 // ---- set-up --------------------------------------------------------------------------------------------------------
@@ -35,23 +49,23 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   device_.max_threads_per_sm = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
   waiter_.join(table, slot);
   sampler_.use_graphs(graphs);
-  admission_.join(table, slot, driver::under_mps(device), settings);
-  unbounded_ = settings.policy == "open";
-  strict_ = settings.policy == "strict";
+  machine_.join(&table->layout(), slot, driver::under_mps(device), gate_settings(settings));
+  if (const schedule::Policy* const policy = schedule::find_policy(settings.policy)) {
+    take_policy(schedule::Decider(*policy));
+  }
   launcher_sleep_ = schedule::SleepPlan(settings.launcher_spins);
-  configure(settings);
   slot_.store(slot, std::memory_order_release);
 }
 
 void Gate::use_peers(JobPeers* peers) noexcept {
   peers_ = peers;
   waiter_.use_peers(peers);
-  admission_.neighbours().use_peers(peers);
+  machine_.neighbours().use_peers(peers != nullptr ? &peers->tables() : nullptr);
 }
 
 void Gate::moved(int slot) noexcept {
   const std::scoped_lock lock(lock_);
-  admission_.neighbours().moved(slot);
+  machine_.neighbours().moved(slot);
   waiter_.moved(slot);
   slot_.store(slot, std::memory_order_release);
 }
@@ -66,33 +80,34 @@ std::unique_lock<SpinLock> Gate::lock_soon() noexcept {
 void Gate::write_again() noexcept {
   waiter_.write_again();
   const std::unique_lock lock = lock_soon();
-  if (lock.owns_lock()) admission_.neighbours().write_again();
+  if (lock.owns_lock()) machine_.neighbours().write_again();
 }
 
 void Gate::configure(const Settings& settings) noexcept {
   const std::scoped_lock lock(lock_);
-  admission_.configure(settings);
+  machine_.configure(gate_settings(settings));
+}
+
+// The caller holds lock_, but at registration.
+void Gate::take_policy(const schedule::Decider& policy) noexcept {
+  machine_.use_policy(policy);
+  strict_ = policy.name() == "strict";
 }
 
 void Gate::use_policy(const schedule::Decider& policy) noexcept {
   const std::scoped_lock lock(lock_);
-  admission_.use_policy(policy);
-  unbounded_ = policy.name() == "open";
-  strict_ = policy.name() == "strict";
+  take_policy(policy);
 }
 
 bool Gate::try_use_policy(const schedule::Decider& policy) noexcept {
   const std::unique_lock lock = lock_soon();
-  if (!lock.owns_lock()) return false;
-  admission_.use_policy(policy);
-  unbounded_ = policy.name() == "open";
-  strict_ = policy.name() == "strict";
-  return true;
+  if (lock.owns_lock()) take_policy(policy);
+  return lock.owns_lock();
 }
 
 std::string_view Gate::refused_policy() noexcept {
   const std::unique_lock lock = lock_soon();
-  return lock.owns_lock() ? admission_.refused_policy() : std::string_view{};
+  return lock.owns_lock() ? machine_.refused_policy() : std::string_view{};
 }
 
 std::uint32_t Gate::without_room() noexcept {
@@ -103,7 +118,7 @@ std::uint32_t Gate::without_room() noexcept {
 
 std::int64_t Gate::lead_ns() noexcept {
   const std::scoped_lock lock(lock_);
-  return admission_.lead().ns();
+  return machine_.lead().ns();
 }
 
 void Gate::use(const predict::trees::Evaluator* trees, const predict::Allocations* allocations) noexcept {
@@ -146,13 +161,15 @@ void Gate::forget_context(CUcontext context) noexcept {
   const driver::RelaxedCapture relaxed;
   const std::scoped_lock lock(lock_);
   if (!markers_.belongs_to(context)) return;
-  sampler_.forget([&](int segment) { return markers_.ledger().state(segment) == schedule::Ledger::State::kPending; });
-  markers_.forget();
+  const schedule::Ledger& ledger = machine_.ledger();
+  sampler_.forget([&](int segment) { return ledger.state(segment) == schedule::Ledger::State::kPending; });
+  markers_.forget(ledger);
+  machine_.forget();
 }
 
 // The caller holds lock_.
 void Gate::note_length(std::int64_t duration_ns) noexcept {
-  if (duration_ns <= admission_.long_ns()) return;
+  if (duration_ns <= machine_.long_ns()) return;
   long_seen_ns_.store(now_ns(), std::memory_order_relaxed);
   if (duration_ns > longest_ns()) longest_ns_.store(duration_ns, std::memory_order_relaxed);
 }
@@ -163,35 +180,33 @@ void Gate::note_length(std::int64_t duration_ns) noexcept {
 // 16, a kernel that was not seen before, and what may be too much look at the clock and ask the driver what is
 // complete.
 Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
-  CUstream const stream = call.stream;
+  const std::uint64_t stream = id_of(call.stream);
   const std::uint64_t key = Sampler::key_of(call);
   std::unique_lock lock(lock_);
-  if (unbounded_) return {};
-  if (gated_) sampler_.forget_estimates();
-  gated_ = false;
-  schedule::Estimates::Found found = sampler_.find(key);
+  if (machine_.unbounded()) return {};
+  schedule::Estimates::Found found = machine_.estimate(key);
   if (!found.known) {
     lock.unlock();
     const Sampler::Question question(call, device_);
     lock.lock();
-    found = sampler_.estimate(key, question.query);
+    found = machine_.note(key, sampler_.estimate_ns(question.query), Sampler::is_collective(question.query));
   }
-  schedule::Ledger& ledger = markers_.ledger();
-  if (ledger.launches() == 0) ledger.look(now_ns(), admission_.gpu());
-  bool first_look = true;
+  schedule::Ledger& ledger = machine_.ledger();
+  if (ledger.launches() == 0) ledger.look(now_ns(), machine_.gpu());
+  bool was_held = false;
   TracedWait traced;
-  while (!interrupted_.load(std::memory_order_relaxed) && ledger.launches() >= schedule::kFewestUngated &&
-         ledger.submitted_ns() + found.duration_ns > schedule::kMostUngatedNs &&
+  while (!interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found) &&
          hot().scheduling.load(std::memory_order_relaxed)) {
     const driver::RelaxedCapture relaxed;
     retire(now_ns());
-    const schedule::Decision decision = admission_.decide_ungated(ledger, id_of(stream), found.duration_ns);
-    if (decision.answer == schedule::Answer::kSubmit || must_not_wait(waiver)) break;
-    if (is_excepted(stream, first_look, waiver, count)) break;
-    first_look = false;
+    const schedule::GateMachine::Verdict verdict = machine_.step_ungated(
+        stream, found, was_held, [&] { return must_not_wait(waiver); },
+        [&] { return waiver == nullptr || waiver->opening->others_behind(); });
+    if (verdict.exception != schedule::Exception::kNone) note_exception(verdict.exception, count);
+    if (!verdict.waits()) break;
     lock.unlock();
     traced.waits(call, ordinal_, telemetry::WaitReason::kBacklog);
-    Waiter::sleep_for(found.proven ? kUngatedLookNs : kUnprovenLookNs);
+    Waiter::sleep_for(verdict.look_in_ns);
     if (latency_clients()) {
       traced.ends(call, ordinal_);
       return admit_gated(call, count, waiver);
@@ -199,28 +214,22 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
     lock.lock();
   }
   traced.ends(call, ordinal_);
-  if (!first_look) hot().counters.was_held(telemetry::WaitReason::kBacklog);
+  if (was_held) hot().counters.was_held(telemetry::WaitReason::kBacklog);
   if (found.proven) note_length(found.duration_ns);
-  if (found.is_collective) admission_.neighbours().collective_submitted(now_ns());
-  const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), found.duration_ns, !found.proven);
+  if (found.is_collective) machine_.neighbours().collective_submitted(now_ns());
   Pass pass;
-  pass.predicted_ns = found.duration_ns;
+  const schedule::Ledger::Entry entry = machine_.submit_ungated(stream, key, found, pass);
   if (entry.segment < 0) {
     count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
     return pass;
   }
-  due_ns_[static_cast<std::size_t>(entry.segment)] = kNotDueNs;
-  const std::int64_t others_ns = ledger.predicted_ns(entry.segment) - found.duration_ns;
-  const bool tells = entry.marks && (!found.proven || ledger.segment_launches(entry.segment) == 1);
-  sampler_.entered(entry.segment, tells ? key : 0, others_ns);
+  sampler_.entered(entry.segment);
   if (!entry.marks) return pass;
 
-  pass.entry = entry.segment;
-  pass.generation = markers_.generation();
   const driver::RelaxedCapture relaxed;
   const std::int64_t now = now_ns();
   retire(now);
-  due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
+  machine_.note_due(entry.segment, stream, now);
   if (make_ready(call.site.caller.context)) pass.completion = markers_.event(entry.segment);
   pass.may_go_unmarked = found.proven && ledger.may_stay_open(entry.segment);
   return pass;
@@ -244,110 +253,59 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   Pass pass;
   CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
-  bool with_events = false;
-  bool was_held_for_lead = false;
-  const bool is_collective = Sampler::is_collective(question.query);
+  schedule::GateMachine::Launch launch;
+  launch.stream = id_of(stream);
+  launch.by_launcher = waiver != nullptr;
+  launch.is_collective = Sampler::is_collective(question.query);
+  launch.tells_lead = false;
   // A thread of the program's own may have to launch for the other members, too.
-  const bool meets = is_collective && waiver != nullptr && peers_ != nullptr && peers_->any();
-  bool late = false;  // the GPU ran out of work because the program had none for it
-  Held held;
+  const bool meets = launch.is_collective && waiver != nullptr && peers_ != nullptr && peers_->any();
   Waiter::Wait wait;
   TracedWait traced;
   telemetry::WaitReason held_by{};
   schedule::SleepPlan own_sleep;
   schedule::SleepPlan& sleep = waiver != nullptr ? launcher_sleep_ : own_sleep;
-  schedule::Ledger& ledger = markers_.ledger();
   while (hot().scheduling.load(std::memory_order_relaxed)) {
-    schedule::Decision decision;
+    schedule::GateMachine::Verdict verdict;
     std::int64_t next_end_ns = 0;
-    std::int64_t lead_ns = 0;
-    telemetry::WaitReason why{};
     const std::uint32_t wakes = waiter_.wakes();
+    const schedule::JobProgress members = meets ? peers_->progress() : schedule::JobProgress{};
     {
       const std::scoped_lock lock(lock_);
       const std::int64_t now = now_ns();
       retire(now);
-      if (held.looked_ns == 0) {
-        with_events = make_ready(call.site.caller.context);
-        if (!std::exchange(gated_, true) && with_events) mark_tail(stream);
-        question.query.busy = ledger.holds_others(id_of(stream));
+      if (launch.looked_ns == 0) {
+        launch.tells_lead = make_ready(call.site.caller.context);
+        if (machine_.begin_gated() && launch.tells_lead) mark_tail(stream);
+        question.query.busy = machine_.ledger().holds_others(launch.stream);
         prediction = sampler_.predict(question.query);
-        if (is_collective) admission_.neighbours().collective_arrived(now);
-        if (ledger.launches() == 0) {
-          late = now - submitted_ns_ > (waiver != nullptr ? kPromptNs : kPromptProgramNs);
-          admission_.neighbours().rejoined(now);
-        }
+        launch.predicted_ns = prediction.duration_ns;
+        launch.bound_ns = prediction.bound_ns;
       }
-      held.pass(now);
-      admission_.neighbours().note_own_latency(own_latency_->slot());
-      decision = admission_.decide(ledger, id_of(stream), prediction, held, now);
-      const bool held_by_policy = decision.answer != schedule::Answer::kSubmit;
-      if (meets) decision = meet(decision, now);
-      const schedule::Snapshot& seen = admission_.seen();
-      held.note(seen, decision, now);
+      verdict = machine_.step(
+          launch, own_latency_->slot(), meets ? &members : nullptr, now, [&] { return must_not_wait(waiver); },
+          [&] { return waiver == nullptr || waiver->opening->others_behind(); });
+      const schedule::Snapshot& seen = machine_.seen();
+      if (verdict.passed_on) table_->wake_all();
       if (seen.latency_active) sampler_.overlap();
-      sampler_.observe_late(ledger);
-      next_end_ns = ledger.next_end_ns();
-      lead_ns = seen.lead_ns;
-      if (decision.answer != schedule::Answer::kSubmit) {
-        why = held_by_policy ? why_it_waits(decision, seen) : telemetry::WaitReason::kMembers;
-        if (must_not_wait(waiver)) {
-          decision = {};
-        } else if (held.for_lead && !seen.latency_active) {
-          if (is_excepted(stream, !was_held_for_lead, waiver, count)) decision = {};
-          was_held_for_lead = true;
-        }
-      }
-      if (decision.answer == schedule::Answer::kSubmit) {
-        // Another gate was quicker to take from the slack that this one saw.
-        if (!admission_.admitted(own_latency_->slot())) continue;
-        // Where something else held it, latency work or a turn, a GPU that ran dry says nothing about the lead.
-        if (admission_.lead_adapts() && with_events && held.only_for_lead && !late &&
-            !admission_.latency_seen_since(admitted_ns_)) {
-          pass.admitted_ns = now;
-          pass.held_ns = held.lead_ns;
-          pass.dry_since_ns = ledger.launches() == 0 ? dry_since_ns_ : 0;
-        }
-        if (is_collective && admission_.neighbours().collective_submitted(now)) {
-          count.unmet_collectives.fetch_add(1, std::memory_order_relaxed);
-        }
-        admitted_ns_ = now;
-        note_length(prediction.duration_ns);
-        dry_since_ns_ = 0;
-        const bool beside_others = ledger.holds_others(id_of(stream));
-        const bool times = with_events && sampler_.times(call, prediction);
-        pass.dry = ledger.launches() == 0;
-        if (times) mark_tail(stream);
-        const schedule::Ledger::Entry entry = ledger.submit(id_of(stream), prediction.duration_ns, /*mark=*/true);
-        pass.entry = entry.segment;
-        pass.generation = markers_.generation();
-        pass.predicted_ns = prediction.duration_ns;
-        if (entry.segment >= 0) {
-          const bool alone = ledger.segment_launches(entry.segment) == 1;
-          sampler_.entered(entry.segment, prediction, alone, beside_others);
-          due_ns_[static_cast<std::size_t>(entry.segment)] = now + ledger.remaining_ns(id_of(stream));
-          if (times && alone) start = sampler_.start_timer(entry.segment);
-          if (start != nullptr && telemetry::tracing()) [[unlikely]]
-            sampler_.trace(entry.segment, call, ordinal_);
-          if (start != nullptr) ledger.pin(entry.segment, true);
-          pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(entry.segment);
-          if (with_events) pass.completion = sampler_.end_event(entry.segment, markers_.event(entry.segment));
-        }
-        admission_.neighbours().publish(now + ledger.remaining_ns());
+      sampler_.observe_late(machine_.ledger());
+      if (verdict.exception != schedule::Exception::kNone) note_exception(verdict.exception, count);
+      if (verdict.again) continue;
+      if (verdict.waits()) {
+        held_by = verdict.for_members ? telemetry::WaitReason::kMembers : why_it_waits(verdict.decision, seen);
+        next_end_ns = machine_.ledger().next_end_ns();
+      } else {
+        if (verdict.unmet) count.unmet_collectives.fetch_add(1, std::memory_order_relaxed);
+        static_cast<schedule::GateMachine::Ticket&>(pass) = verdict.ticket;
+        start = enter(call, prediction, launch, pass, now);
       }
     }
-    if (decision.answer == schedule::Answer::kSubmit) break;
-    traced.waits(call, ordinal_, why);
-    held_by = why;
-    const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
-    // Where several clients feed at once, one that waits for the lead is behind as much as one that waits for its
-    // share. One that waits for foreseen latency work is not: the others may go.
-    const bool announce = decision.answer != schedule::Answer::kWaitForTime ||
-                          (admission_.neighbours().feeds_with_others() && held.for_lead);
-    waiter_.wait(decision, wakes, announce, next_end_ns, held.for_lead ? lead_ns / 2 : 0, sleep, wait,
-                 meets ? kMeetLookNs : Waiter::kReapNs, [&] {
-                   return must_not_wait(waiver) || (for_latency && !admission_.neighbours().latency_active(now_ns()));
-                 });
+    if (!verdict.waits()) break;
+    traced.waits(call, ordinal_, held_by);
+    const bool for_latency = verdict.decision.answer == schedule::Answer::kWaitForLatency;
+    waiter_.wait(verdict, wakes, next_end_ns, sleep, wait, [&] {
+      return must_not_wait(waiver) || (for_latency && !machine_.neighbours().latency_active(now_ns()));
+    });
   }
 
   waiter_.end(wait);
@@ -357,7 +315,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     hot().counters.gate_waits.add(waited_ns);
     hot().counters.was_held(held_by);
   }
-  if (pass.entry < 0 || !with_events) count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
+  if (pass.entry < 0 || !launch.tells_lead) count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
   if (start != nullptr) {
     if (driver::table().cuEventRecord(start, stream) != CUDA_SUCCESS) {
       pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
@@ -382,21 +340,16 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
     }
   }
   const std::scoped_lock lock(lock_);
-  submitted_ns_ = now_ns();
-  if (pass.generation != markers_.generation()) return;  // the context went meanwhile
-  schedule::Ledger& ledger = markers_.ledger();
+  const std::int64_t now = now_ns();
+  if (!machine_.submitted(pass, status == CUDA_SUCCESS, recorded, now)) return;
   if (!recorded) {
     sampler_.drop(pass.entry);
-    ledger.pin(pass.entry, false);
   } else if (waited_call_ns > 0) {
     sampler_.waited(pass.entry, waited_call_ns);
   }
-  if (status != CUDA_SUCCESS) {
-    ledger.withdraw(pass.entry, pass.predicted_ns);
-    return;
-  }
-  ledger.submitted(pass.entry, recorded);
-  if (pass.admitted_ns != 0) learn_lead(pass, submitted_ns_);
+  if (status != CUDA_SUCCESS || pass.admitted_ns == 0) return;
+  retire(now);
+  machine_.learn_lead(pass, now);
 }
 
 // ---- bookkeeping: lock_ is held ------------------------------------------------------------------------------------
@@ -408,79 +361,52 @@ bool Gate::make_ready(CUcontext context) noexcept {
   return true;
 }
 
-// A collective goes together with those of the job's other members.
-schedule::Decision Gate::meet(schedule::Decision decision, std::int64_t now) noexcept {
-  using Verdict = schedule::Rendezvous::Verdict;
-  switch (admission_.neighbours().look_for_members(now)) {
-    case Verdict::kNow:
-      return {};
-    case Verdict::kWait:
-      if (decision.answer == schedule::Answer::kSubmit) return {schedule::Answer::kWaitForTime, kMeetLookNs};
-      return decision;
-    case Verdict::kPolicy:
-      return decision;
-  }
-  return decision;
-}
-
 // The last launches of the stream may have no marker.
 void Gate::mark_tail(CUstream stream) noexcept {
-  const int segment = markers_.ledger().mark(id_of(stream));
+  const int segment = machine_.ledger().mark(id_of(stream));
   if (segment < 0) return;
   const bool recorded = driver::table().cuEventRecord(markers_.event(segment), stream) == CUDA_SUCCESS;
-  markers_.ledger().submitted(segment, recorded);
+  machine_.ledger().submitted(segment, recorded);
+}
+
+// The admitted launch becomes part of a segment. The event to record before it, if it is timed.
+CUevent Gate::enter(const queue::Call& call, const predict::Prediction& prediction,
+                    const schedule::GateMachine::Launch& launch, Pass& pass, std::int64_t now) noexcept {
+  schedule::Ledger& ledger = machine_.ledger();
+  const bool with_events = launch.tells_lead;
+  note_length(prediction.duration_ns);
+  const bool beside_others = ledger.holds_others(launch.stream);
+  const bool times = with_events && sampler_.times(call, prediction);
+  if (times) mark_tail(call.stream);
+  const int segment = machine_.submit(launch, pass, now).segment;
+  if (segment < 0) return nullptr;
+  const bool alone = ledger.segment_launches(segment) == 1;
+  sampler_.entered(segment, prediction, alone, beside_others);
+  CUevent const start = times && alone ? sampler_.start_timer(segment) : nullptr;
+  if (start != nullptr && telemetry::tracing()) [[unlikely]]
+    sampler_.trace(segment, call, ordinal_);
+  if (start != nullptr) ledger.pin(segment, true);
+  pass.may_go_unmarked = start == nullptr && ledger.may_stay_open(segment);
+  if (with_events) pass.completion = sampler_.end_event(segment, markers_.event(segment));
+  return start;
 }
 
 void Gate::retire(std::int64_t now) noexcept {
-  schedule::Ledger& ledger = markers_.ledger();
-  const std::uint64_t before = ledger.completions();
-  ledger.look(now, admission_.gpu());
-  sampler_.look(now);
-  markers_.retire([&](int segment) { return sampler_.end_event(segment, markers_.event(segment)); },
-                  [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
-                    sampler_.completed(segment, completed, marked);
-                    // Under lock_: no other thread writes it.
-                    gpu_ns_.store(gpu_ns_.load(std::memory_order_relaxed) + completed.predicted_ns,
-                                  std::memory_order_relaxed);
-                  });
-  // Somewhere between the two looks.
-  if (ledger.launches() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (retired_ns_ + now) / 2;
-  retired_ns_ = now;
-  // Others count what this client has in flight until they hear that it is done.
-  if (ledger.completions() != before) admission_.neighbours().publish(now + ledger.remaining_ns());
+  machine_.look(
+      now, [&](int segment) { return Markers::is_complete(sampler_.end_event(segment, markers_.event(segment))); },
+      [&](int segment, const schedule::Ledger::Completed& completed, bool marked) {
+        sampler_.completed(segment, marked);
+        // Under lock_: no other thread writes it.
+        gpu_ns_.store(gpu_ns_.load(std::memory_order_relaxed) + completed.predicted_ns, std::memory_order_relaxed);
+      });
 }
 
-// A launch that is held because of what is in flight, and goes nonetheless.
-bool Gate::is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept {
-  const schedule::Exception exception = admission_.exception(markers_.ledger(), id_of(stream), first_look, [&] {
-    return waiver == nullptr || waiver->opening->others_behind();
-  });
-  if (exception == schedule::Exception::kNone) return false;
+// A launch that is held because of what is in flight goes nonetheless.
+void Gate::note_exception(schedule::Exception exception, telemetry::Shard& count) noexcept {
   count.gate_exceptions.fetch_add(1, std::memory_order_relaxed);
   if (exception == schedule::Exception::kBackstop) backstop_used_.store(true, std::memory_order_relaxed);
   // What is late may have waited for this launch: how long it took says nothing.
   sampler_.overlap();
-  return true;
-}
-
-// Had the GPU run out of our work when the launch reached it? Then the lead was too small, if the lead is what held it.
-void Gate::learn_lead(const Pass& pass, std::int64_t now) noexcept {
-  retire(now);
-  std::int64_t dry = 0;
-  if (markers_.ledger().launches() <= 1) {
-    // While the driver was launching, at some moment unknown.
-    dry = pass.dry_since_ns != 0 ? now - pass.dry_since_ns : (now - pass.admitted_ns) / 2;
-  }
-  admission_.lead().submitted(pass.held_ns, dry, pass.predicted_ns);
-}
-
-std::int64_t Gate::earliest_due_ns() noexcept {
-  std::int64_t earliest = kNotDueNs;
-  markers_.ledger().for_each([&](int segment) {
-    earliest = std::min(earliest, due_ns_[static_cast<std::size_t>(segment)]);
-    return false;  // the first of each stream
-  });
-  return earliest;
 }
 
 // ---- for others ----------------------------------------------------------------------------------------------------
@@ -498,26 +424,26 @@ void Gate::report_overdue(std::int64_t now) noexcept {
   const std::unique_lock lock = lock_soon();
   if (!lock.owns_lock()) return;
   // While the gate is off, launches look seldom, and how long kernels take shows in when they end.
-  std::int64_t due = earliest_due_ns();
-  const bool looks = now - kOverdueNs > due || (!gated_ && markers_.ledger().launches() > 0);
+  std::int64_t due = machine_.earliest_due_ns();
+  const bool looks = now - kOverdueNs > due || (!machine_.gated() && machine_.ledger().launches() > 0);
   if (looks && markers_.made()) {
     const driver::RelaxedCapture relaxed;
     const driver::CurrentContext current(markers_.context());
     if (current.ok()) retire(now);
-    due = earliest_due_ns();
+    due = machine_.earliest_due_ns();
   }
-  progress_ = {markers_.ledger().completions(), markers_.ledger().launches() > 0};
+  progress_ = {machine_.ledger().completions(), machine_.ledger().launches() > 0};
   table_->slot(slot_.load(std::memory_order_relaxed))
       .overdue_since_ns.store(now - kOverdueNs > due ? due : 0, std::memory_order_relaxed);
 }
 
-bool Gate::latency_active() const noexcept { return admission_.neighbours().latency_active(now_ns()); }
+bool Gate::latency_active() const noexcept { return machine_.neighbours().latency_active(now_ns()); }
 
 std::int64_t Gate::in_flight_ns() noexcept {
   const driver::RelaxedCapture relaxed;
   const std::scoped_lock lock(lock_);
   retire(now_ns());
-  return markers_.ledger().remaining_ns();
+  return machine_.ledger().remaining_ns();
 }
 
 bool Gate::must_not_wait(const Waiver* waiver) const noexcept {

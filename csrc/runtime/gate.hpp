@@ -2,12 +2,12 @@
 //
 // A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
 // which records its marker. The caller is the launcher thread for what was deferred (runtime/offload.hpp), else the
-// program's own. The gate is made of four parts, in runtime/gate/:
+// program's own. schedule::GateMachine decides. This gives it the time, predictions and completions, locks it, and
+// waits. Three parts of runtime/gate/ do that:
 //
-//   Markers    what is in flight: the ledger (schedule/ledger.hpp) and its events
-//   Sampler    predictions, and which launches are timed
-//   Admission  the snapshot that a policy decides by, and the limits of any hold
-//   Waiter     how a thread waits
+//   Markers  the events that say what is complete
+//   Sampler  predictions, and which launches are timed
+//   Waiter   how a thread waits
 //
 // While no latency client is on the device, launches are counted (a marker for each 16), and what is in flight is
 // bounded (schedule::bounded), so that a client that joins meets no long backlog.
@@ -35,14 +35,13 @@
 #include "queue/call.hpp"
 #include "queue/launcher.hpp"
 #include "runtime/classify.hpp"
-#include "runtime/gate/admission.hpp"
 #include "runtime/gate/markers.hpp"
 #include "runtime/gate/sampler.hpp"
 #include "runtime/gate/waiter.hpp"
 #include "runtime/gil.hpp"
 #include "runtime/graphs.hpp"
 #include "runtime/settings.hpp"
-#include "schedule/ledger.hpp"
+#include "schedule/gate_machine.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -52,25 +51,16 @@ class LatencyActivity;
 class Gate {
  public:
   // A launch's way through the gate, from admit() to submitted().
-  struct Pass {
-    int entry = schedule::Ledger::kNone;  // the segment whose marker it records; kNone: nothing is to be reported
-    std::uint32_t generation = 0;         // of the ledger: it starts anew when the context goes
-    CUevent completion = nullptr;         // to be recorded after the launch; null: none
-    // Of a kernel that is timed: the event before it (null: it is not timed), when the launch call began, and whether
-    // nothing else of ours was in flight. Of copies that is not known: a kernel right behind one is taken for one that
-    // the GPU waited for, and learned as a microsecond or two too short.
+  struct Pass : schedule::GateMachine::Ticket {
+    CUevent completion = nullptr;  // to be recorded after the launch; null: none
+    // Of a kernel that is timed: the event before it (null: it is not timed), and when the launch call began. Where
+    // nothing else of ours was in flight, the GPU waited for it. Of copies that is not known: a kernel right behind one
+    // is taken for one that the GPU waited for, and learned as a microsecond or two too short.
     CUevent start = nullptr;
     std::int64_t called_ns = 0;
-    bool dry = false;
-    std::int64_t predicted_ns = 0;
     // The marker may be left out for a launch behind it that may overlap this one: an event between the two would end
     // their overlap.
     bool may_go_unmarked = false;
-    // For the lead: when the launch was admitted (0: nothing is to be learned from it), how long the lead had held it,
-    // and since when nothing else of ours had been in flight (0: something was).
-    std::int64_t admitted_ns = 0;
-    std::int64_t held_ns = 0;
-    std::int64_t dry_since_ns = 0;
   };
 
   // For a launch that waits on the launcher thread: it may go when `opening` is open for it.
@@ -186,32 +176,22 @@ class Gate {
   std::int64_t in_flight_ns() noexcept;
 
  private:
-  static constexpr std::int64_t kNotDueNs = INT64_MAX;
   static constexpr std::int64_t kLongAgoNs =
       10'000'000'000;  // a program that has launched no long kernel since has none
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
-  // Between a submission and the next launch, where the launcher has it ready, and where the program must make it: what
-  // takes longer is the program's doing.
-  static constexpr std::int64_t kPromptNs = 20'000;
-  static constexpr std::int64_t kPromptProgramNs = 200'000;
-  // Between two looks of a launch that waits for less to be in flight while no latency client is there: short against
-  // what is in flight then, or where that is not proven to be what it is taken for, against the shortest it may be.
-  static constexpr std::int64_t kUngatedLookNs = 500'000;
-  static constexpr std::int64_t kUnprovenLookNs = 50'000;
-  static constexpr std::int64_t kMeetLookNs = 30'000;  // between two looks for a job's other members
 
   void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   bool make_ready(CUcontext context) noexcept;
-  schedule::Decision meet(schedule::Decision decision, std::int64_t now_ns) noexcept;
   void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
-  std::int64_t earliest_due_ns() noexcept;
-  void learn_lead(const Pass& pass, std::int64_t now_ns) noexcept;
   bool must_not_wait(const Waiver* waiver) const noexcept;
   std::unique_lock<SpinLock> lock_soon() noexcept;
-  bool is_excepted(CUstream stream, bool first_look, const Waiver* waiver, telemetry::Shard& count) noexcept;
+  void note_exception(schedule::Exception exception, telemetry::Shard& count) noexcept;
+  void take_policy(const schedule::Decider& policy) noexcept;
+  CUevent enter(const queue::Call& call, const predict::Prediction& prediction,
+                const schedule::GateMachine::Launch& launch, Pass& pass, std::int64_t now_ns) noexcept;
 
   // That launches are held for: on this GPU, or another one of the job.
   bool latency_clients() const noexcept {
@@ -226,7 +206,7 @@ class Gate {
   std::atomic<bool> aside_{false};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
-  std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than Admission::long_ns was admitted
+  std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than `long_us` was admitted
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of a kernel of which nothing is known
   int ordinal_ = 0;
@@ -236,15 +216,8 @@ class Gate {
   SpinLock lock_;
   Markers markers_;
   Sampler sampler_;
-  Admission admission_;
-  bool unbounded_ = false;         // the policy is to let everything go
-  bool gated_ = false;             // the last launch found a latency client
-  std::int64_t admitted_ns_ = 0;   // the last gated launch,
-  std::int64_t submitted_ns_ = 0;  // and when it had reached the driver
-  std::int64_t retired_ns_ = 0;    // when completions were last looked for
-  std::int64_t dry_since_ns_ = 0;  // since when nothing of ours has been in flight; 0: something is
-  std::array<std::int64_t, schedule::Ledger::kMarkers> due_ns_{};  // when each segment was predicted to end
-  std::atomic<std::uint32_t> without_room_{0};                     // as last read
+  schedule::GateMachine machine_;
+  std::atomic<std::uint32_t> without_room_{0};  // as last read
   std::atomic<std::int64_t> gpu_ns_{0};
   Progress progress_;  // the ticker's
   std::atomic<bool> backstop_used_{false};

@@ -91,7 +91,7 @@ void JobPeers::find_tables(std::int64_t now) {
     try {
       auto table = arbiter::Table::open_existing(path);
       opened_.reserve(kMost);
-      tables_[opened_.size()] = table.get();
+      tables_.tables[opened_.size()] = table.get();
       opened_.push_back(std::move(table));
     } catch (const std::exception&) {
       // No table, or one of another version: no client of it can be of this job.
@@ -104,7 +104,7 @@ void JobPeers::find_members() noexcept {
   for (std::size_t i = 0; i < opened_.size(); ++i) {
     if (!opened_[i]->lost() && has_member(*opened_[i], job_)) members |= std::uint32_t{1} << i;
   }
-  members_.store(members, std::memory_order_release);
+  tables_.members.store(members, std::memory_order_release);
 }
 
 void JobPeers::refresh(std::int64_t now) noexcept {

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "arbiter/table.hpp"
+#include "schedule/neighbours.hpp"
 #include "schedule/rendezvous.hpp"
 
 namespace cudasched::runtime {
@@ -33,7 +34,7 @@ std::uint64_t job_id(const std::string& setting, int device_count);
 
 class JobPeers {
  public:
-  static constexpr int kMost = 31;  // other GPUs
+  static constexpr int kMost = schedule::JobTables::kMost;  // other GPUs
 
   // Once, before the gate asks. `own`: this GPU's table, beside which the others are.
   void join(std::uint64_t job, const arbiter::Table& own);
@@ -41,7 +42,7 @@ class JobPeers {
   // Looks on which GPUs the job is now, every 5 ms at most.
   void refresh(std::int64_t now_ns) noexcept;
 
-  bool any() const noexcept { return members_.load(std::memory_order_relaxed) != 0; }
+  bool any() const noexcept { return tables_.members.load(std::memory_order_relaxed) != 0; }
 
   // Is a latency client on any other GPU of the job?
   bool latency_clients() const noexcept {
@@ -53,10 +54,9 @@ class JobPeers {
   // Calls visit(table) for each other GPU of the job.
   template <typename Visit>
   void for_each(Visit&& visit) const {
-    for (std::uint32_t rest = members_.load(std::memory_order_acquire); rest != 0; rest &= rest - 1) {
-      visit(*tables_[static_cast<std::size_t>(__builtin_ctz(rest))]);
-    }
+    tables_.for_each(visit);
   }
+  const schedule::JobTables& tables() const noexcept { return tables_; }
 
   // How far the other members are in the job's collectives.
   schedule::JobProgress progress() const noexcept;
@@ -92,8 +92,7 @@ class JobPeers {
   std::int64_t reaped_ns_ = 0;
   std::int64_t scanned_ns_ = 0;
   timespec directory_changed_{};
-  std::array<arbiter::Table*, kMost> tables_{};  // a table's place is written before its bit in members_
-  std::atomic<std::uint32_t> members_{0};        // those that have a member
+  schedule::JobTables tables_;
 };
 
 }  // namespace cudasched::runtime

@@ -29,17 +29,15 @@ void Markers::destroy() noexcept {
   events_.fill(nullptr);
 }
 
-void Markers::forget() noexcept {
+void Markers::forget(const schedule::Ledger& ledger) noexcept {
   for (int segment = 0; segment < schedule::Ledger::kMarkers; ++segment) {
     // Another thread is about to record these: they are left to the context's end.
-    if (ledger_.state(segment) == schedule::Ledger::State::kPending) {
+    if (ledger.state(segment) == schedule::Ledger::State::kPending) {
       events_[static_cast<std::size_t>(segment)] = nullptr;
     }
   }
   // Not left to the context's end: a primary context that is released may live on.
   destroy();
-  ledger_.clear();
-  ++generation_;
   context_ = nullptr;
 }
 

@@ -63,12 +63,6 @@ std::int64_t Sampler::measured_graph_ns(CUgraphExec exec) const noexcept {
                                       known->critical_path_ns);
 }
 
-schedule::Estimates::Found Sampler::estimate(std::uint64_t key, const predict::Query& query) noexcept {
-  estimates_.note(key, query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query),
-                  is_collective(query));
-  return estimates_.find(key);
-}
-
 void Sampler::entered(int segment, const predict::Prediction& prediction, bool alone, bool beside_others) noexcept {
   if (beside_others) overlap();
   at(segment) = {.timer = -1,
@@ -76,20 +70,9 @@ void Sampler::entered(int segment, const predict::Prediction& prediction, bool a
                  .overlapped = beside_others,
                  .overlap = overlap_,
                  .call_ns = 0,
-                 .counted = false,
                  .told_ns = 0,
-                 .estimated = 0,
-                 .others_ns = 0,
                  .prediction = prediction,
                  .traced = {}};
-}
-
-void Sampler::entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept {
-  Note& note = at(segment);
-  note.alone = false;
-  note.counted = true;
-  note.estimated = key;
-  note.others_ns = others_ns;
 }
 
 CUevent Sampler::start_timer(int segment) noexcept {
@@ -120,7 +103,7 @@ void Sampler::drop(int segment) noexcept {
   at(segment) = Note{};
 }
 
-void Sampler::completed(int segment, const schedule::Ledger::Completed& completed, bool marked) noexcept {
+void Sampler::completed(int segment, bool marked) noexcept {
   Note& note = at(segment);
   if (note.timer >= 0 && marked) {
     const Timer& timer = timers_[static_cast<std::size_t>(note.timer)];
@@ -134,12 +117,6 @@ void Sampler::completed(int segment, const schedule::Ledger::Completed& complete
         hot().counters.predictions.add(note.prediction.duration_ns, note.prediction.bound_ns, took_ns);
       }
     }
-  }
-  if (note.estimated != 0 && marked) {
-    const std::int64_t others_ns = std::min(note.others_ns, completed.least_ns);
-    estimates_.observe(note.estimated, completed.least_ns - others_ns, completed.most_ns);
-  } else if (note.counted && marked) {
-    estimates_.observe_together(completed.predicted_ns, completed.least_ns, completed.most_ns);
   }
   free_timer(note);
   note = Note{};

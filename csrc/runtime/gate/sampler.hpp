@@ -60,25 +60,21 @@ class Sampler {
   // would be learned of a program that has no others; once its kernel is known, seldom.
   bool times(const queue::Call& call, const predict::Prediction& prediction) noexcept;
 
-  // The cheap estimates, by launch, and where there is none yet, by predictor.
+  // For schedule::Estimates: the key of a launch, and what the predictor says where there is no estimate yet.
   static bool is_collective(const predict::Query& query) noexcept {
     return query.function != nullptr && query.function->traits.is_collective;
   }
   static std::uint64_t key_of(const predict::Launch& launch) noexcept {
     return schedule::Estimates::key_of(launch.function, launch.grid, launch.block);
   }
-  schedule::Estimates::Found find(std::uint64_t key) const noexcept { return estimates_.find(key); }
-  schedule::Estimates::Found estimate(std::uint64_t key, const predict::Query& query) noexcept;
-  // The gate looks at the device: what is observed from now on was seen complete at that time.
-  void look(std::int64_t now_ns) noexcept { estimates_.look(now_ns); }
-  // The gate was on, and the predictor has learned.
-  void forget_estimates() noexcept { estimates_.clear(); }
+  std::int64_t estimate_ns(const predict::Query& query) noexcept {
+    return query.launch.is_graph ? predict(query).duration_ns : predictor_.estimate_ns(query);
+  }
 
   // A launch that was predicted became part of a segment; `alone`: it is all of it.
   void entered(int segment, const predict::Prediction& prediction, bool alone, bool beside_others) noexcept;
-  // A launch that was estimated became part of a segment, whose other launches are estimated to take `others_ns`. What
-  // the segment takes tells of `key`; 0: of none.
-  void entered(int segment, std::uint64_t key, std::int64_t others_ns) noexcept;
+  // A launch that was estimated did.
+  void entered(int segment) noexcept { at(segment).alone = false; }
 
   // Takes a timer for the segment; null where none is free. The event to record before the launch.
   CUevent start_timer(int segment) noexcept;
@@ -94,7 +90,7 @@ class Sampler {
   void drop(int segment) noexcept;
 
   // `marked`: the event behind it is complete.
-  void completed(int segment, const schedule::Ledger::Completed& completed, bool marked) noexcept;
+  void completed(int segment, bool marked) noexcept;
 
   // All that is in flight has run beside other work, or had to wait for a launch that was held: what it takes says
   // nothing of what such launches take.
@@ -126,11 +122,8 @@ class Sampler {
     bool alone = false;       // one launch, which was predicted
     bool overlapped = false;  // other work was in flight beside it when it entered
     std::uint32_t overlap = 0;
-    std::int64_t call_ns = 0;     // of its launch call, if the GPU waited for that
-    bool counted = false;         // its launches were estimated, not predicted
-    std::int64_t told_ns = 0;     // what the predictor was told that it takes at least
-    std::uint64_t estimated = 0;  // what its completion tells of
-    std::int64_t others_ns = 0;
+    std::int64_t call_ns = 0;  // of its launch call, if the GPU waited for that
+    std::int64_t told_ns = 0;  // what the predictor was told that it takes at least
     predict::Prediction prediction;
     telemetry::TraceRecord traced;  // of kind 0: nothing is to be said of it
   };
@@ -142,7 +135,6 @@ class Sampler {
 
   const Graphs* graphs_ = nullptr;
   predict::Predictor predictor_;
-  schedule::Estimates estimates_;
   std::uint32_t overlap_ = 0;
   std::uint32_t overlapping_wanted_ = 0;  // samples of known launches that may overlap the one before them
   std::array<Note, schedule::Ledger::kMarkers> notes_{};

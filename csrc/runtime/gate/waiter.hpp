@@ -8,7 +8,7 @@
 #include "arbiter/table.hpp"
 #include "base/spin_lock.hpp"
 #include "runtime/job_peers.hpp"
-#include "schedule/admission.hpp"
+#include "schedule/gate_machine.hpp"
 #include "schedule/sleep_plan.hpp"
 
 namespace cudasched::runtime {
@@ -42,20 +42,18 @@ class Waiter {
   // What wakes those that wait has happened so often. To be read before the look that a wait follows.
   std::uint32_t wakes() const noexcept { return table_->layout().wake_sequence.load(std::memory_order_acquire); }
 
-  // Waits as the decision says, or less; the caller looks again. `wakes`: before it decided. `announce`: others are to
-  // know. `next_end_ns`: as Ledger::next_end_ns(). `slack_ns`: by how much it may be late. `plan`: of this kind of
-  // thread. `open()`: asked before it sleeps for something that wakes it: what was waited for has come. `longest_ns`:
-  // of a sleep for latency work.
+  // Waits as the verdict says, or less; the caller looks again. `wakes`: before it was given. `next_end_ns`: as
+  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes
+  // it: what was waited for has come.
   template <typename Open>
-  void wait(const schedule::Decision& decision, std::uint32_t wakes, bool announce, std::int64_t next_end_ns,
-            std::int64_t slack_ns, schedule::SleepPlan& plan, Wait& wait, std::int64_t longest_ns,
-            Open&& open) noexcept {
-    begin(announce, wait);
-    if (decision.answer == schedule::Answer::kWaitForTime) {
-      return wait_for_time(decision.wait_ns, next_end_ns, slack_ns, plan);
+  void wait(const schedule::GateMachine::Verdict& verdict, std::uint32_t wakes, std::int64_t next_end_ns,
+            schedule::SleepPlan& plan, Wait& wait, Open&& open) noexcept {
+    begin(verdict.announce, wait);
+    if (verdict.decision.answer == schedule::Answer::kWaitForTime) {
+      return wait_for_time(verdict.decision.wait_ns, next_end_ns, verdict.may_be_late_ns, plan);
     }
     reap(wait);
-    const bool for_latency = decision.answer == schedule::Answer::kWaitForLatency;
+    const bool for_latency = verdict.decision.answer == schedule::Answer::kWaitForLatency;
     arbiter::Table& holder = for_latency && peers_ != nullptr ? peers_->holder(*table_) : *table_;
     std::uint32_t seen = wakes;
     if (&holder != table_) {
@@ -64,7 +62,7 @@ class Waiter {
     }
     if (open()) return;  // an opening between the last look and this one has woken no thread
     if (plan.spins()) return spin(kPollNs);
-    holder.sleep(seen, for_latency ? longest_ns : kTurnLookNs);
+    holder.sleep(seen, verdict.look_in_ns);
   }
 
   // The launch waits no more.
@@ -77,11 +75,10 @@ class Waiter {
   // The waiting thread may share its core with the one it waits for: that one may run afterwards.
   static void spin(std::int64_t duration_ns) noexcept;
 
-  static constexpr std::int64_t kReapNs = 5'000'000;  // between two looks for dead clients, while waiting
+  static constexpr std::int64_t kReapNs = schedule::GateMachine::kLatencyLookNs;  // between two looks for dead clients
 
  private:
-  static constexpr std::int64_t kPollNs = 4'000;        // between two looks at completion events, awake
-  static constexpr std::int64_t kTurnLookNs = 500'000;  // a turn may expire without a word
+  static constexpr std::int64_t kPollNs = 4'000;  // between two looks at completion events, awake
 
   void begin(bool announce, Wait& wait) noexcept;
   void reap(Wait& wait) noexcept;

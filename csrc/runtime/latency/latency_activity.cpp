@@ -42,7 +42,7 @@ void LatencyActivity::register_client(arbiter::Table* table, int slot, const Set
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   priority_ = settings.priority;
   by_deadline_ = settings.earliest_deadline_first;
-  requests_.register_client(table, slot, settings);
+  requests_.join(&table->layout(), slot, settings.miss_probability);
   segments_.join(table, slot, settings);
   any_registered_.store(true);
   slot_.store(slot, std::memory_order_release);
@@ -72,7 +72,7 @@ void LatencyActivity::activate() noexcept {
   if (active_.exchange(true)) return;
   const std::int64_t now = now_ns();
   const bool in_region = regions_.load(std::memory_order_acquire) != 0;
-  requests_.begin(now, in_region);
+  if (const std::int64_t waits = requests_.begin(now, in_region); waits >= 0) hot().counters.preemptions.add(waits);
   if (segments_.on()) {
     const std::uint64_t key =
         in_region ? region_key_.load(std::memory_order_relaxed)

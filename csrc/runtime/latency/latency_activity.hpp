@@ -26,10 +26,10 @@
 #include "runtime/classify.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency/context_prewarmer.hpp"
-#include "runtime/latency/requests.hpp"
 #include "runtime/latency/segments.hpp"
 #include "runtime/latency/stream_probe.hpp"
 #include "runtime/settings.hpp"
+#include "schedule/requests.hpp"
 
 namespace cudasched::runtime {
 
@@ -149,7 +149,7 @@ class LatencyActivity {
   bool by_deadline_ = false;
   bool mps_ = false;
   std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
-  Requests requests_;
+  schedule::Requests requests_;
   LatencySegments segments_;
   std::atomic<std::uint64_t> region_key_{0};  // what the region that begins a request has in common with others like it
   std::atomic<std::int64_t> region_deadline_ns_{0};  // and its deadline; 0: none

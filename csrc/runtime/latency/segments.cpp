@@ -9,6 +9,7 @@
 #include "predict/sample.hpp"
 #include "runtime/hot.hpp"
 #include "schedule/policy.hpp"
+#include "schedule/requests.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -28,21 +29,12 @@ void LatencySegments::join(arbiter::Table* table, int slot, const Settings& sett
   on_.store(true, std::memory_order_release);
 }
 
-// `segment_late_ns` last: until then nothing is let in.
 void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
   segment_.store(told.segment, std::memory_order_relaxed);
   timers_used_.store(0, std::memory_order_relaxed);
-  arbiter::Slot& self = slot();
-  self.segment_late_ns.store(0, std::memory_order_release);
-  const std::int64_t position_ns = self.latency_gpu_ns.load(std::memory_order_relaxed);
+  const std::int64_t position_ns = slot().latency_gpu_ns.load(std::memory_order_relaxed);
   segment_position_ns_.store(position_ns, std::memory_order_relaxed);
-  self.latency_done_ns.store(position_ns, std::memory_order_relaxed);
-  self.latency_not_done_ns.store(position_ns, std::memory_order_relaxed);
-  self.segment_since_ns.store(told.since_ns, std::memory_order_relaxed);
-  self.segment_median_ns.store(told.median_ns, std::memory_order_relaxed);
-  self.segment_left.store(told.left, std::memory_order_relaxed);
-  self.segment.store(told.segment, std::memory_order_relaxed);
-  self.segment_late_ns.store(told.late_ns, std::memory_order_release);
+  schedule::publish(told, position_ns, slot());
 }
 
 void LatencySegments::begin(std::uint64_t key, std::int64_t now, bool sliced,

@@ -11,7 +11,6 @@
 
 #include "arbiter/processes.hpp"
 #include "runtime/job_peers.hpp"
-#include "runtime/neighbours.hpp"
 #include "schedule/policy.hpp"
 
 namespace cudasched::runtime {
@@ -24,6 +23,7 @@ using arbiter::testing::eventually;
 using arbiter::testing::Link;
 using arbiter::testing::Process;
 using schedule::Answer;
+using schedule::Neighbours;
 using schedule::Snapshot;
 using Verdict = schedule::Rendezvous::Verdict;
 
@@ -190,8 +190,8 @@ class JobGateTest : public JobPeersTest {
     serve_ = claim(*other_, Class::kLatency);
     peers_.join(kJob, *own_);
     refresh(peers_);
-    neighbours_.use_peers(&peers_);
-    neighbours_.join(own_.get(), self_, /*mps=*/true, settings_);
+    neighbours_.use_peers(&peers_.tables());
+    neighbours_.join(&own_->layout(), self_, /*mps=*/true, settings_);
     now_ = 1000 * kHour;
     beat();
   }
@@ -206,7 +206,7 @@ class JobGateTest : public JobPeersTest {
     return snapshot;
   }
 
-  Settings settings_;
+  schedule::GateSettings settings_;
   std::unique_ptr<Table> own_;
   std::unique_ptr<Table> other_;
   int self_ = -1;
@@ -323,7 +323,7 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
   const auto below = [&](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
   const int gpus = 2 + below(3);
   const bool mps = below(2) == 0;
-  Settings settings;
+  const schedule::GateSettings settings;
   std::vector<std::unique_ptr<Table>> tables;
   for (int gpu = 0; gpu < gpus; ++gpu) tables.push_back(open(gpu));
   std::vector<Member> members;
@@ -345,8 +345,8 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
       member.peers = std::make_unique<JobPeers>();
       member.peers->join(id, table);
       member.neighbours = std::make_unique<Neighbours>();
-      member.neighbours->use_peers(member.peers.get());
-      member.neighbours->join(&table, member.slot, mps, settings);
+      member.neighbours->use_peers(&member.peers->tables());
+      member.neighbours->join(&table.layout(), member.slot, mps, settings);
       for (Kernel kernel : common) {
         if (kernel.collective < 0) kernel.left_ns = (1 + below(30)) * std::int64_t{20'000};
         member.program.push_back(kernel);
@@ -448,7 +448,7 @@ TEST_P(JobDeadlockTest, RandomJobsWithCollectivesComeToTheirEnd) {
             << "the gates do not close together";
         if (kernel.collective >= 0) {
           if (!std::exchange(member.at_gate, true)) member.neighbours->collective_arrived(now_);
-          const Verdict verdict = member.neighbours->look_for_members(now_);
+          const Verdict verdict = member.neighbours->look_for_members(member.peers->progress(), now_);
           if (verdict == Verdict::kNow) decision = {};
           if (verdict == Verdict::kWait && decision.answer == Answer::kSubmit) decision = {Answer::kWaitForTime, 1};
         }

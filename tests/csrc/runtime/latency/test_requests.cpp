@@ -2,8 +2,8 @@
 #include "arbiter/processes.hpp"
 #include "runtime/gate.hpp"
 #include "runtime/latency/latency_activity.hpp"
-#include "runtime/latency/requests.hpp"
 #include "runtime/python.hpp"
+#include "schedule/requests.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -17,7 +17,7 @@ class RequestsTest : public arbiter::testing::TableTest {
   void SetUp() override {
     table_ = open();
     slot_ = claim(Class::kLatency);
-    requests_.register_client(table_.get(), slot_, settings_);
+    requests_.join(&table_->layout(), slot_, /*miss_probability=*/0);
   }
 
   int claim(Class client_class) {
@@ -44,7 +44,7 @@ class RequestsTest : public arbiter::testing::TableTest {
   Settings settings_;
   std::unique_ptr<arbiter::Table> table_;
   int slot_ = -1;
-  Requests requests_;
+  schedule::Requests requests_;
   std::int64_t now_ = kStart;
   std::int64_t expected_ = 0;  // as the last region() published it
 };
@@ -242,8 +242,7 @@ TEST_F(RequestsTest, RatesAreSaidWhereAMissProbabilityWasStated) {
   };
   irregular(12);
   EXPECT_EQ(slot().rate_free_ns, 0);
-  settings_.miss_probability = 0.1;
-  requests_.register_client(table_.get(), slot_, settings_);
+  requests_.join(&table_->layout(), slot_, /*miss_probability=*/0.1);
   irregular(12);
   EXPECT_GT(slot().rate_free_ns, 0);
   EXPECT_EQ(slot().foreseen_over_ns, 0);

@@ -1,21 +1,17 @@
-#include "runtime/latency/requests.hpp"
+#include "schedule/requests.hpp"
 
 #include <algorithm>
 
 #include "base/clock.hpp"
-#include "runtime/hot.hpp"
 #include "schedule/admission.hpp"
 
-namespace cudasched::runtime {
-
-using schedule::Snapshot;
-
+namespace cudasched::schedule {
 namespace {
 
 constexpr std::int64_t kLongestSloNs = 3600 * kNsPerSecond;  // a longer one is a damaged word
 
 // By compare-and-swap: what the client itself writes meanwhile stands.
-void write_again(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t>& own) noexcept {
+void restore(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t>& own) noexcept {
   std::int64_t seen = word.load(std::memory_order_acquire);
   const std::int64_t right = own.load(std::memory_order_acquire);
   if (seen != right) word.compare_exchange_strong(seen, right);
@@ -23,19 +19,31 @@ void write_again(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t
 
 }  // namespace
 
-void Requests::write_again(bool in_region) noexcept {
-  arbiter::Slot& self = slot();
-  runtime::write_again(self.entered_ns, entered_ns_);
-  runtime::write_again(self.expected_ns, expected_ns_);
-  runtime::write_again(self.admitted_at_entry_ns, admitted_at_entry_ns_);
-  runtime::write_again(self.hint_until_ns, hint_until_ns_);
-  if (!in_region) runtime::write_again(self.deadline_ns, deadline_ns_);
+// `segment_late_ns` last: until then nothing is let in.
+void publish(const Segments::Told& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept {
+  slot.segment_late_ns.store(0, std::memory_order_release);
+  slot.latency_done_ns.store(position_ns, std::memory_order_relaxed);
+  slot.latency_not_done_ns.store(position_ns, std::memory_order_relaxed);
+  slot.segment_since_ns.store(told.since_ns, std::memory_order_relaxed);
+  slot.segment_median_ns.store(told.median_ns, std::memory_order_relaxed);
+  slot.segment_left.store(told.left, std::memory_order_relaxed);
+  slot.segment.store(told.segment, std::memory_order_relaxed);
+  slot.segment_late_ns.store(told.late_ns, std::memory_order_release);
 }
 
-void Requests::register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept {
-  table_ = table;
+void Requests::write_again(bool in_region) noexcept {
+  arbiter::Slot& self = slot();
+  restore(self.entered_ns, entered_ns_);
+  restore(self.expected_ns, expected_ns_);
+  restore(self.admitted_at_entry_ns, admitted_at_entry_ns_);
+  restore(self.hint_until_ns, hint_until_ns_);
+  if (!in_region) restore(self.deadline_ns, deadline_ns_);
+}
+
+void Requests::join(arbiter::Layout* layout, int slot, double miss_probability) noexcept {
+  layout_ = layout;
   slot_.store(slot);
-  arrivals_ = schedule::Arrivals(settings.miss_probability);
+  arrivals_ = Arrivals(miss_probability);
 }
 
 int Requests::find_history(std::int64_t slo_ns) const noexcept {
@@ -67,8 +75,8 @@ void Requests::enter(std::int64_t slo_ns, bool alone) noexcept {
   slot().expected_ns.store(0, std::memory_order_relaxed);
 }
 
-void Requests::begin(std::int64_t now, bool in_region) noexcept {
-  auto& layout = table_->layout();
+std::int64_t Requests::begin(std::int64_t now, bool in_region) noexcept {
+  arbiter::Layout& layout = *layout_;
   arbiter::Slot& self = slot();
   int history = region_history_.exchange(kNone, std::memory_order_relaxed);
   if (!in_region) {
@@ -81,13 +89,13 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
   }
   const std::int64_t expected =
       history == kNone ? 0 : histories_[static_cast<std::size_t>(history)].expected_ns.load(std::memory_order_relaxed);
+  const std::uint64_t best_effort = layout.best_effort.load(std::memory_order_relaxed);
   std::int64_t waited = 0;
-  for (std::uint64_t rest = layout.best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
-    const std::int64_t until = table_->slot(__builtin_ctzll(rest)).in_flight_until_ns.load(std::memory_order_relaxed);
-    waited = std::max(waited, schedule::foreign_in_flight_ns(until, now));
+  for (std::uint64_t rest = best_effort; rest != 0; rest &= rest - 1) {
+    const arbiter::Slot& other = layout.slots[static_cast<std::size_t>(__builtin_ctzll(rest))];
+    waited = std::max(waited, foreign_in_flight_ns(other.in_flight_until_ns.load(std::memory_order_relaxed), now));
   }
   waited_ns_.store(waited, std::memory_order_relaxed);
-  if (layout.best_effort.load(std::memory_order_relaxed) != 0) hot().counters.preemptions.add(waited);
   current_.store(history, std::memory_order_relaxed);
   const std::int64_t admitted = layout.admitted_ns.load(std::memory_order_relaxed);
   admitted_at_entry_ns_.store(admitted, std::memory_order_relaxed);
@@ -98,6 +106,7 @@ void Requests::begin(std::int64_t now, bool in_region) noexcept {
   self.expected_ns.store(expected, std::memory_order_relaxed);
   self.hint_until_ns.store(0, std::memory_order_relaxed);
   self.entered_ns.store(now, std::memory_order_release);
+  return best_effort != 0 ? waited : -1;
 }
 
 void Requests::end(std::int64_t now, bool in_region) noexcept {
@@ -119,7 +128,7 @@ void Requests::end(std::int64_t now, bool in_region) noexcept {
     History& learned = histories_[static_cast<std::size_t>(history)];
     // A damaged word may be anything.
     std::int64_t admitted = 0;
-    const bool damaged = __builtin_sub_overflow(table_->layout().admitted_ns.load(std::memory_order_relaxed),
+    const bool damaged = __builtin_sub_overflow(layout_->admitted_ns.load(std::memory_order_relaxed),
                                                 admitted_at_entry_ns_.load(std::memory_order_relaxed), &admitted) ||
                          admitted < 0;
     learned.times.observe(took, damaged ? took : admitted);
@@ -134,7 +143,7 @@ void Requests::end(std::int64_t now, bool in_region) noexcept {
 }
 
 void Requests::look_ahead(std::int64_t now) noexcept {
-  const schedule::Arrivals::Foresight foresight = arrivals_.look(now);
+  const Arrivals::Foresight foresight = arrivals_.look(now);
   const bool any = foresight.over_ns > 0;
   const bool by_period = any && arrivals_.confidence() > 0;
   arbiter::Slot& self = slot();
@@ -156,10 +165,10 @@ bool Requests::get_ready(std::int64_t now) noexcept {
 
 void Requests::expect(std::int64_t within_ns, std::int64_t now) noexcept {
   // Not by arrivals_: what began meanwhile has ended the hints before this one, and says so in the slot alone.
-  const std::int64_t said = now + std::min(within_ns, schedule::Arrivals::kLongestHintNs);
+  const std::int64_t said = now + std::min(within_ns, Arrivals::kLongestHintNs);
   const std::int64_t until = std::max(hint_until_ns_.load(std::memory_order_relaxed), said);
   hint_until_ns_.store(until);
   slot().hint_until_ns.store(until, std::memory_order_relaxed);
 }
 
-}  // namespace cudasched::runtime
+}  // namespace cudasched::schedule

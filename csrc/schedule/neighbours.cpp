@@ -1,4 +1,4 @@
-#include "runtime/neighbours.hpp"
+#include "schedule/neighbours.hpp"
 
 #include <algorithm>
 #include <span>
@@ -8,7 +8,7 @@
 #include "schedule/slack.hpp"
 #include "schedule/turn.hpp"
 
-namespace cudasched::runtime {
+namespace cudasched::schedule {
 namespace {
 
 // What a damaged word may say at most, so that sums of them do not overflow: a month.
@@ -26,31 +26,35 @@ bool is_client(const arbiter::Slot& slot, Class client_class) noexcept {
          slot.client_class.load(std::memory_order_relaxed) == static_cast<std::uint32_t>(client_class);
 }
 
-const arbiter::Slot& slot_of(const arbiter::Table& table, int slot) noexcept {
-  return table.layout().slots[static_cast<std::size_t>(slot)];
+const arbiter::Slot& slot_of(const arbiter::Layout& table, int slot) noexcept {
+  return table.slots[static_cast<std::size_t>(slot)];
+}
+
+std::uint64_t latency_clients(const arbiter::Layout& table) noexcept {
+  return table.latency.load(std::memory_order_relaxed);
 }
 
 }  // namespace
 
-void Neighbours::join(arbiter::Table* table, int slot, bool mps, const Settings& settings) noexcept {
-  table_ = table;
+void Neighbours::join(arbiter::Layout* layout, int slot, bool mps, const GateSettings& settings) noexcept {
+  layout_ = layout;
   slot_ = slot;
   mps_ = mps;
   stale_heartbeat_ns_ = settings.stale_heartbeat_ns;
   turn_ns_ = settings.turn_ns;
-  gaps_ = schedule::GapView(settings.host_bound_inflation);
+  gaps_ = GapView(settings.host_bound_inflation);
 }
 
 bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noexcept {
-  return schedule::is_fresh(client.heartbeat_ns.load(std::memory_order_relaxed), now, stale_heartbeat_ns_);
+  return is_fresh(client.heartbeat_ns.load(std::memory_order_relaxed), now, stale_heartbeat_ns_);
 }
 
-bool Neighbours::fresh(int slot, std::int64_t now) const noexcept { return fresh(table_->slot(slot), now); }
+bool Neighbours::fresh(int slot, std::int64_t now) const noexcept { return fresh(slot_of(*layout_, slot), now); }
 
 // Those that hold the gate closed. One that is stopped or swapped out does not count until it runs again.
-std::uint64_t Neighbours::active_latency(const arbiter::Table& table, std::int64_t now) const noexcept {
+std::uint64_t Neighbours::active_latency(const arbiter::Layout& table, std::int64_t now) const noexcept {
   std::uint64_t found = 0;
-  for_each_slot(table.active() & table.latency_clients(), [&](int slot) {
+  for_each_slot(table.active.load() & latency_clients(table), [&](int slot) {
     const arbiter::Slot& client = slot_of(table, slot);
     if (is_client(client, Class::kLatency) && fresh(client, now)) found |= bit(slot);
   });
@@ -59,8 +63,8 @@ std::uint64_t Neighbours::active_latency(const arbiter::Table& table, std::int64
 
 std::uint64_t Neighbours::other_best_effort() const noexcept {
   std::uint64_t found = 0;
-  for_each_slot(table_->layout().best_effort.load(std::memory_order_relaxed) & ~bit(slot_), [&](int slot) {
-    if (is_client(slot_of(*table_, slot), Class::kBestEffort)) found |= bit(slot);
+  for_each_slot(layout_->best_effort.load(std::memory_order_relaxed) & ~bit(slot_), [&](int slot) {
+    if (is_client(slot_of(*layout_, slot), Class::kBestEffort)) found |= bit(slot);
   });
   return found;
 }
@@ -68,32 +72,32 @@ std::uint64_t Neighbours::other_best_effort() const noexcept {
 // The others that wait at the gate. One that was stopped or killed there is not waited for.
 std::uint64_t Neighbours::waiting(std::int64_t now) const noexcept {
   std::uint64_t found = 0;
-  for_each_slot(table_->layout().waiting.load(std::memory_order_relaxed) & other_best_effort(), [&](int other) {
+  for_each_slot(layout_->waiting.load(std::memory_order_relaxed) & other_best_effort(), [&](int other) {
     if (fresh(other, now)) found |= bit(other);
   });
   return found;
 }
 
 bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
-  return schedule::is_idle(table_->slot(slot).in_flight_until_ns.load(std::memory_order_relaxed), now);
+  return is_idle(slot_of(*layout_, slot).in_flight_until_ns.load(std::memory_order_relaxed), now);
 }
 
 bool Neighbours::latency_active(std::int64_t now) const noexcept {
-  bool active = active_latency(*table_, now) != 0;
+  bool active = active_latency(*layout_, now) != 0;
   if (peers_ != nullptr) {
-    peers_->for_each([&](const arbiter::Table& table) { active = active || active_latency(table, now) != 0; });
+    peers_->for_each([&](const arbiter::Table& table) { active = active || active_latency(table.layout(), now) != 0; });
   }
   return active;
 }
 
-void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64_t turn_waited_ns) noexcept {
+bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_waited_ns) noexcept {
   active_ = 0;
-  std::int64_t slack = schedule::Snapshot::kLongAgoNs;
-  const auto look_at = [&](const arbiter::Table& table) {
-    snapshot.latency_clients = snapshot.latency_clients || table.latency_clients() != 0;
+  std::int64_t slack = Snapshot::kLongAgoNs;
+  const auto look_at = [&](const arbiter::Layout& table) {
+    snapshot.latency_clients = snapshot.latency_clients || latency_clients(table) != 0;
     const std::uint64_t active = active_latency(table, now);
-    const std::int64_t admitted = table.layout().admitted_ns.load(std::memory_order_relaxed);
-    if (&table == table_) {
+    const std::int64_t admitted = table.admitted_ns.load(std::memory_order_relaxed);
+    if (&table == layout_) {
       active_ = active;
       admitted_ns_ = admitted;
     }
@@ -102,16 +106,16 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
     slack = std::min(slack, slack_ns(table, active, admitted, now));  // an unknown one is the least
   };
   snapshot.latency_clients = false;
-  look_at(*table_);
-  if (peers_ != nullptr) peers_->for_each(look_at);
+  look_at(*layout_);
+  if (peers_ != nullptr) peers_->for_each([&](const arbiter::Table& table) { look_at(table.layout()); });
   if (snapshot.latency_active) snapshot.slack_ns = slack;
   if (looks_into_requests_) snapshot.host_bound.known = look_at_segments(now);
   const bool may_go =
-      !snapshot.latency_active || snapshot.slack_ns != schedule::Snapshot::kUnknownNs || snapshot.host_bound.known;
+      !snapshot.latency_active || snapshot.slack_ns != Snapshot::kUnknownNs || snapshot.host_bound.known;
   if (may_go) {
-    look_ahead(*table_, snapshot, now);
+    look_ahead(*layout_, snapshot, now);
     if (peers_ != nullptr) {
-      peers_->for_each([&](const arbiter::Table& table) { look_ahead(table, snapshot, now); });
+      peers_->for_each([&](const arbiter::Table& table) { look_ahead(table.layout(), snapshot, now); });
     }
   }
 
@@ -119,38 +123,40 @@ void Neighbours::look(schedule::Snapshot& snapshot, std::int64_t now, std::int64
   if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) rejoined(now);
   looked_ns_ = now;
 
+  bool passed_on = false;
   const std::uint64_t others = other_best_effort();
   if (others != 0 && mps_) {
     for_each_slot(others, [&](int other) {
-      const std::int64_t until = table_->slot(other).in_flight_until_ns.load(std::memory_order_relaxed);
-      snapshot.in_flight_ns += schedule::foreign_in_flight_ns(until, now);
+      const std::int64_t until = slot_of(*layout_, other).in_flight_until_ns.load(std::memory_order_relaxed);
+      snapshot.in_flight_ns += foreign_in_flight_ns(until, now);
     });
-    schedule::FairView view;
+    FairView view;
     view.self = slot_;
     view.waiting = waiting(now);
     view.virtual_ns = virtual_times(view.waiting | bit(slot_), now);
     view.waited_ns = turn_waited_ns;
-    snapshot.my_turn = schedule::may_feed(view);
+    snapshot.my_turn = may_feed(view);
   } else if (others != 0 && may_go) {
-    snapshot.my_turn = my_turn(now);
+    snapshot.my_turn = my_turn(now, passed_on);
   }
   if (looks_into_requests_) look_into_gaps(snapshot);
+  return passed_on;
 }
 
 // What latency clients say of their segments; are all of those under way known? Of one on another GPU of the job
 // nothing is.
 bool Neighbours::look_at_segments(std::int64_t now) noexcept {
   gaps_.begin(now);
-  for_each_slot(table_->latency_clients() | active_, [&](int slot) {
-    const arbiter::Slot& client = slot_of(*table_, slot);
-    schedule::Segments::Told told;
+  for_each_slot(latency_clients(*layout_) | active_, [&](int slot) {
+    const arbiter::Slot& client = slot_of(*layout_, slot);
+    Segments::Told told;
     told.late_ns = client.segment_late_ns.load(std::memory_order_acquire);
     told.segment = client.segment.load(std::memory_order_relaxed);
     told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);
     told.median_ns = client.segment_median_ns.load(std::memory_order_relaxed);
     told.left = client.segment_left.load(std::memory_order_relaxed);
     // What is done before what was submitted: so it is no more than that.
-    schedule::Progress progress;
+    Progress progress;
     progress.done_ns = client.latency_done_ns.load(std::memory_order_acquire) & kPlausibleNs;
     progress.not_done_ns = client.latency_not_done_ns.load(std::memory_order_acquire) & kPlausibleNs;
     progress.submitted_ns = client.latency_gpu_ns.load(std::memory_order_relaxed) & kPlausibleNs;
@@ -158,15 +164,16 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
   });
   bool elsewhere = false;
   if (peers_ != nullptr) {
-    peers_->for_each([&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table, now) != 0; });
+    peers_->for_each(
+        [&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table.layout(), now) != 0; });
   }
   return gaps_.known() && !elsewhere;
 }
 
-void Neighbours::look_into_gaps(schedule::Snapshot& snapshot) noexcept {
+void Neighbours::look_into_gaps(Snapshot& snapshot) noexcept {
   const bool known = snapshot.host_bound.known;
   const std::uint64_t own = own_latency_ >= 0 ? bit(own_latency_) : 0;
-  schedule::GapView::Own view;
+  GapView::Own view;
   view.in_flight_ns = snapshot.in_flight_ns;
   view.longest_ns = snapshot.longest_ns();
   view.submitted_ns = admitted_gpu_ns_;
@@ -177,11 +184,11 @@ void Neighbours::look_into_gaps(schedule::Snapshot& snapshot) noexcept {
 }
 
 // The least slack of the active requests of one GPU.
-std::int64_t Neighbours::slack_ns(const arbiter::Table& table, std::uint64_t active, std::int64_t admitted,
+std::int64_t Neighbours::slack_ns(const arbiter::Layout& table, std::uint64_t active, std::int64_t admitted,
                                   std::int64_t now) const noexcept {
   // Further away than anything that a request may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
-  std::array<schedule::Request, arbiter::kSlotCount> requests;
+  std::array<Request, arbiter::kSlotCount> requests;
   std::size_t count = 0;
   bool known = true;
   for_each_slot(active, [&](int slot) {
@@ -193,13 +200,13 @@ std::int64_t Neighbours::slack_ns(const arbiter::Table& table, std::uint64_t act
     known = known && expected > 0 && expected <= kMostNs && deadline > now - kMostNs && deadline <= now + kMostNs &&
             entered > now - kMostNs && entered <= now && before <= admitted && before >= admitted - kMostNs;
     if (!known) return;
-    requests[count++] = {deadline, schedule::remaining_ns(expected, now - entered - (admitted - before)), expected};
+    requests[count++] = {deadline, remaining_ns(expected, now - entered - (admitted - before)), expected};
   });
-  return known ? schedule::least_slack_ns(std::span(requests).first(count), now) : schedule::Snapshot::kUnknownNs;
+  return known ? least_slack_ns(std::span(requests).first(count), now) : Snapshot::kUnknownNs;
 }
 
 // Latency work that was announced, or is foreseen by the times at which it came.
-void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& snapshot,
+void Neighbours::look_ahead(const arbiter::Layout& table, Snapshot& snapshot,
                             std::int64_t now) const noexcept {
   // Further away than any of them may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 60 * kNsPerSecond;
@@ -207,7 +214,7 @@ void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& sna
     const std::int64_t at_ns = word.load(std::memory_order_relaxed);
     return at_ns > now && at_ns <= now + kMostNs ? at_ns - now : 0;
   };
-  for_each_slot(table.latency_clients(), [&](int slot) {
+  for_each_slot(latency_clients(table), [&](int slot) {
     const arbiter::Slot& client = slot_of(table, slot);
     if (!is_client(client, Class::kLatency) || !fresh(client, now)) return;
     snapshot.hint_ns = std::max(snapshot.hint_ns, std::min(ahead(client.hint_until_ns), kNsPerSecond));
@@ -224,40 +231,39 @@ void Neighbours::look_ahead(const arbiter::Table& table, schedule::Snapshot& sna
 
 const std::int64_t* Neighbours::virtual_times(std::uint64_t slots, std::int64_t now) noexcept {
   // All the time since the machine was started, at the lowest priority and weight; more is a damaged word.
-  const std::int64_t most = schedule::charge_ns(now, -schedule::kLargestPriority, schedule::kLeastWeightMilli);
+  const std::int64_t most = charge_ns(now, -kLargestPriority, kLeastWeightMilli);
   for_each_slot(slots, [&](int slot) {
-    const std::int64_t virtual_ns = table_->slot(slot).virtual_ns.load(std::memory_order_relaxed);
+    const std::int64_t virtual_ns = slot_of(*layout_, slot).virtual_ns.load(std::memory_order_relaxed);
     virtual_ns_[static_cast<std::size_t>(slot)] = virtual_ns >= 0 && virtual_ns <= most ? virtual_ns : 0;
   });
   return virtual_ns_.data();
 }
 
-bool Neighbours::my_turn(std::int64_t now) noexcept {
-  auto& layout = table_->layout();
-  schedule::TurnView view;
+bool Neighbours::my_turn(std::int64_t now, bool& passed_on) noexcept {
+  auto& layout = *layout_;
+  TurnView view;
   view.word = layout.turn.load(std::memory_order_acquire);
   view.self = slot_;
   view.best_effort = other_best_effort() | bit(slot_);
   view.waiting = waiting(now);
   view.now_us = now / kNsPerUs;
   view.turn_us = turn_ns_ / kNsPerUs;
-  const int owner = schedule::Turn::unpack(view.word).owner;
+  const int owner = Turn::unpack(view.word).owner;
   const std::uint64_t owner_bit = owner >= 0 ? bit(owner) & view.best_effort : 0;
   if (owner_bit != 0) {
-    view.owner_until_us = table_->slot(owner).in_flight_until_ns.load(std::memory_order_relaxed) / kNsPerUs;
+    view.owner_until_us = slot_of(*layout_, owner).in_flight_until_ns.load(std::memory_order_relaxed) / kNsPerUs;
   }
   view.virtual_ns = virtual_times((view.waiting & view.best_effort) | owner_bit | bit(slot_), now);
   view.offered = view.word != turn_word_;
   view.turn_used = 2 * turn_used_ns_ >= turn_ns_;
-  const schedule::TurnDecision decision = schedule::take_turn(view);
+  const TurnDecision decision = take_turn(view);
   if (!decision.swap) return decision.mine;
   if (!layout.turn.compare_exchange_strong(view.word, decision.new_word, std::memory_order_acq_rel)) return false;
   if (decision.mine) {
     turn_word_ = decision.new_word;
     turn_used_ns_ = 0;
-  } else {
-    table_->wake_all();
   }
+  passed_on = !decision.mine;
   return decision.mine;
 }
 
@@ -268,13 +274,13 @@ void Neighbours::rejoined(std::int64_t now) noexcept {
   for_each_slot(others, [&](int other) {
     if (!idle(other, now)) at_work |= bit(other);
   });
-  const schedule::JoinView view{slot_, others, at_work, virtual_times(others | bit(slot_), now)};
-  own_virtual_ns_ = schedule::joined_ns(view);
-  table_->slot(slot_).virtual_ns.store(own_virtual_ns_, std::memory_order_relaxed);
+  const JoinView view{slot_, others, at_work, virtual_times(others | bit(slot_), now)};
+  own_virtual_ns_ = joined_ns(view);
+  own_slot().virtual_ns.store(own_virtual_ns_, std::memory_order_relaxed);
 }
 
 void Neighbours::write_again() noexcept {
-  arbiter::Slot& self = table_->slot(slot_);
+  arbiter::Slot& self = own_slot();
   if (self.virtual_ns.load(std::memory_order_relaxed) != own_virtual_ns_) self.virtual_ns.store(own_virtual_ns_);
   if (self.in_flight_until_ns.load(std::memory_order_relaxed) != own_in_flight_until_ns_) {
     self.in_flight_until_ns.store(own_in_flight_until_ns_);
@@ -282,14 +288,14 @@ void Neighbours::write_again() noexcept {
   if (self.collectives.load(std::memory_order_relaxed) != rendezvous_.word()) publish_collectives();
 }
 
-bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
+bool Neighbours::admitted(const Snapshot& seen, int own_latency_slot) noexcept {
   // Latency work of another GPU loses nothing to this one's.
   if (active_ != 0 && !take_from_slack(seen, own_latency_slot)) return false;
-  arbiter::Slot& self = table_->slot(slot_);
+  arbiter::Slot& self = own_slot();
   const std::int32_t priority = self.priority.load(std::memory_order_relaxed);
   // By atomic addition, which wraps where a damaged word would overflow.
   const std::uint32_t weight_milli = self.weight_milli.load(std::memory_order_relaxed);
-  const std::int64_t charge = schedule::charge_ns(seen.predicted_ns, priority, weight_milli);
+  const std::int64_t charge = charge_ns(seen.predicted_ns, priority, weight_milli);
   self.virtual_ns.fetch_add(charge, std::memory_order_relaxed);
   own_virtual_ns_ += charge;
   turn_used_ns_ += seen.predicted_ns;
@@ -300,14 +306,14 @@ bool Neighbours::admitted(const schedule::Snapshot& seen, int own_latency_slot) 
 
 // Where the slack is known, only as the last look saw it: another gate that admits from it at the same moment, under
 // MPS, must not take the same time. Else, all that enters is noted.
-bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency_slot) noexcept {
+bool Neighbours::take_from_slack(const Snapshot& seen, int own_latency_slot) noexcept {
   // Latency work of this process runs in the same context.
   const std::uint64_t own = own_latency_slot >= 0 ? bit(own_latency_slot) : 0;
   const bool switches = !mps_ && (active_ & ~own) != 0;
-  const std::int64_t switch_ns = switches ? schedule::kContextSwitchNs : 0;
-  const std::int64_t cost = schedule::admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switch_ns);
-  auto& admitted = table_->layout().admitted_ns;
-  if (seen.slack_ns == schedule::Snapshot::kUnknownNs) {
+  const std::int64_t switch_ns = switches ? kContextSwitchNs : 0;
+  const std::int64_t cost = admission_cost_ns(seen.longest_ns(), seen.in_flight_ns, switch_ns);
+  auto& admitted = layout_->admitted_ns;
+  if (seen.slack_ns == Snapshot::kUnknownNs) {
     admitted.fetch_add(cost, std::memory_order_relaxed);
     return true;
   }
@@ -320,20 +326,16 @@ bool Neighbours::take_from_slack(const schedule::Snapshot& seen, int own_latency
 
 void Neighbours::publish(std::int64_t in_flight_until_ns) noexcept {
   own_in_flight_until_ns_ = in_flight_until_ns;
-  table_->slot(slot_).in_flight_until_ns.store(in_flight_until_ns, std::memory_order_relaxed);
+  own_slot().in_flight_until_ns.store(in_flight_until_ns, std::memory_order_relaxed);
 }
 
 void Neighbours::publish_collectives() noexcept {
-  table_->slot(slot_).collectives.store(rendezvous_.word(), std::memory_order_release);
+  own_slot().collectives.store(rendezvous_.word(), std::memory_order_release);
 }
 
 void Neighbours::collective_arrived(std::int64_t now) noexcept {
   rendezvous_.arrive(now);
   publish_collectives();
-}
-
-schedule::Rendezvous::Verdict Neighbours::look_for_members(std::int64_t now) noexcept {
-  return rendezvous_.look(peers_->progress(), now);
 }
 
 bool Neighbours::collective_submitted(std::int64_t now) noexcept {
@@ -342,9 +344,9 @@ bool Neighbours::collective_submitted(std::int64_t now) noexcept {
   return missed;
 }
 
-void Neighbours::report_requests(schedule::Lead& lead) noexcept {
-  for_each_slot(table_->latency_clients(), [&](int slot) {
-    const arbiter::Slot& client = table_->slot(slot);
+void Neighbours::report_requests(Lead& lead) noexcept {
+  for_each_slot(latency_clients(*layout_), [&](int slot) {
+    const arbiter::Slot& client = slot_of(*layout_, slot);
     std::uint64_t& seen = requests_seen_[static_cast<std::size_t>(slot)];
     const std::uint64_t completed = client.requests.load(std::memory_order_acquire);
     if (completed == seen) return;
@@ -354,4 +356,4 @@ void Neighbours::report_requests(schedule::Lead& lead) noexcept {
   });
 }
 
-}  // namespace cudasched::runtime
+}  // namespace cudasched::schedule

@@ -5,24 +5,28 @@
 // What a request takes is known by its target (SLO): those with the same one are taken for alike. Nothing is said of a
 // request in which regions overlap, or that went on after the client had lapsed in mid-region.
 //
-// begin() is on the launch path: loads and stores, no lock. Everything else is called under LatencyActivity's probe_. A
-// begin() that meets the end() before it may find its own request unknown, which holds best effort back.
+// begin() is on the launch path: loads and stores, no lock. The caller of everything else holds a lock. A begin() that
+// meets the end() before it may find its own request unknown, which holds best effort back. Pure: no clock, no driver.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "arbiter/table.hpp"
-#include "runtime/settings.hpp"
 #include "schedule/arrivals.hpp"
+#include "schedule/segments.hpp"
 #include "schedule/slack.hpp"
 
-namespace cudasched::runtime {
+namespace cudasched::schedule {
+
+// A segment of the request begins, `position_ns` being the expected GPU time of all that the client has launched.
+void publish(const Segments::Told& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept;
 
 class Requests {
  public:
-  void register_client(arbiter::Table* table, int slot, const Settings& settings) noexcept;
+  void join(arbiter::Layout* layout, int slot, double miss_probability) noexcept;
 
   // The client has another slot now.
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
@@ -33,8 +37,9 @@ class Requests {
   // A region was entered; `alone`: the client was idle, and a request begins with it.
   void enter(std::int64_t slo_ns, bool alone) noexcept;
 
-  // The client has become active. `in_region`: regions are open.
-  void begin(std::int64_t now_ns, bool in_region) noexcept;
+  // The client has become active. `in_region`: regions are open. For how long best effort's work in flight is predicted
+  // to last; -1: no best-effort client is there.
+  std::int64_t begin(std::int64_t now_ns, bool in_region) noexcept;
 
   // It has become idle; `now_ns` is a moment before begin() could be called again.
   void end(std::int64_t now_ns, bool in_region) noexcept;
@@ -68,14 +73,16 @@ class Requests {
   struct History {
     std::atomic<std::int64_t> slo_ns{0};
     std::atomic<std::int64_t> expected_ns{0};  // of the next one, as the arbiter has it
-    schedule::RegionHistory times;
+    RegionHistory times;
   };
 
   int find_history(std::int64_t slo_ns) const noexcept;
   int history_of(std::int64_t slo_ns) noexcept;
-  arbiter::Slot& slot() noexcept { return table_->slot(slot_.load(std::memory_order_relaxed)); }
+  arbiter::Slot& slot() noexcept {
+    return layout_->slots[static_cast<std::size_t>(slot_.load(std::memory_order_relaxed))];
+  }
 
-  arbiter::Table* table_ = nullptr;
+  arbiter::Layout* layout_ = nullptr;
   std::atomic<int> slot_{kNone};
   // As the slot has them; a table that is damaged does not. Written before the slot's words.
   std::atomic<std::int64_t> entered_ns_{0};
@@ -83,7 +90,7 @@ class Requests {
   std::atomic<std::int64_t> admitted_at_entry_ns_{0};
   std::atomic<std::int64_t> deadline_ns_{0};  // without a region
   std::atomic<std::int64_t> hint_until_ns_{0};
-  schedule::Arrivals arrivals_;
+  Arrivals arrivals_;
   std::atomic<std::int64_t> ready_ns_{0};
   std::array<History, kHistories> histories_;
   int replaced_ = 0;                        // the history that a new target takes next
@@ -92,4 +99,4 @@ class Requests {
   std::atomic<std::int64_t> waited_ns_{0};  // best-effort work in flight when it began
 };
 
-}  // namespace cudasched::runtime
+}  // namespace cudasched::schedule

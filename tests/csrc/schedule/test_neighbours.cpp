@@ -4,17 +4,14 @@
 #include <vector>
 
 #include "arbiter/processes.hpp"
-#include "runtime/latency/requests.hpp"
-#include "runtime/neighbours.hpp"
 #include "schedule/fair.hpp"
+#include "schedule/neighbours.hpp"
 #include "schedule/policy.hpp"
+#include "schedule/requests.hpp"
 #include "schedule/turn.hpp"
 
-namespace cudasched::runtime {
+namespace cudasched::schedule {
 namespace {
-
-using schedule::Answer;
-using schedule::Snapshot;
 
 constexpr std::int64_t kHour = 3600 * kNsPerSecond;
 constexpr std::int64_t kStart = 1000 * kHour;
@@ -47,7 +44,7 @@ class NeighboursTest : public arbiter::testing::TableTest {
 
   Neighbours neighbours(int slot, bool mps = false) {
     Neighbours result;
-    result.join(table_.get(), slot, mps, settings_);
+    result.join(&table_->layout(), slot, mps, settings_);
     return result;
   }
 
@@ -73,7 +70,7 @@ class NeighboursTest : public arbiter::testing::TableTest {
 
   void wait_at_gate(int slot) { table_->layout().waiting |= std::uint64_t{1} << slot; }
 
-  Settings settings_;
+  GateSettings settings_;
   std::unique_ptr<arbiter::Table> table_;
   std::uint64_t clients_ = 0;
   int self_ = -1;
@@ -199,8 +196,8 @@ TEST_F(NeighboursTest, OneSlackIsNotGivenAwayTwice) {
   Snapshot seen_by_one = look(one);
   Snapshot seen_by_two = look(two);
   seen_by_one.predicted_ns = seen_by_two.predicted_ns = 4 * kNsPerMs;
-  ASSERT_EQ(schedule::slack(seen_by_one).answer, Answer::kSubmit);
-  ASSERT_EQ(schedule::slack(seen_by_two).answer, Answer::kSubmit);
+  ASSERT_EQ(slack(seen_by_one).answer, Answer::kSubmit);
+  ASSERT_EQ(slack(seen_by_two).answer, Answer::kSubmit);
   EXPECT_TRUE(one.admitted(seen_by_one, -1));
   EXPECT_FALSE(two.admitted(seen_by_two, -1));
   EXPECT_EQ(table_->slot(other).virtual_ns.load(), 0);  // refused: nothing is noted
@@ -208,7 +205,7 @@ TEST_F(NeighboursTest, OneSlackIsNotGivenAwayTwice) {
   seen_by_two = look(two);
   EXPECT_EQ(seen_by_two.slack_ns, 3 * kNsPerMs);
   seen_by_two.predicted_ns = 4 * kNsPerMs;
-  EXPECT_EQ(schedule::slack(seen_by_two).answer, Answer::kWaitForLatency);
+  EXPECT_EQ(slack(seen_by_two).answer, Answer::kWaitForLatency);
   seen_by_two.predicted_ns = 2 * kNsPerMs;
   EXPECT_TRUE(two.admitted(seen_by_two, -1));
 }
@@ -239,7 +236,7 @@ TEST_F(NeighboursTest, HoweverTheirLooksInterleaveGatesAdmitNoMoreThanTheSlack) 
       }
       gate.seen = look(gate.neighbours);
       gate.seen.predicted_ns = static_cast<std::int64_t>(random() % (2 * kNsPerMs));
-      gate.decided = schedule::slack(gate.seen).answer == Answer::kSubmit;
+      gate.decided = slack(gate.seen).answer == Answer::kSubmit;
     }
     const std::int64_t admitted_ns = table_->layout().admitted_ns.load() - before_ns;
     ASSERT_LE(admitted_ns, 7 * kNsPerMs - Snapshot{}.margin_ns);
@@ -293,7 +290,7 @@ TEST_F(NeighboursTest, AHintHoldsForItsTimeAndNoLongerThanItsClientLives) {
   const int latency = claim(Class::kLatency);
   table_->slot(latency).hint_until_ns = now_ + 300 * kNsPerMs;
   EXPECT_EQ(look().hint_ns, 300 * kNsPerMs);
-  EXPECT_EQ(schedule::strict(look()).wait_ns, 300 * kNsPerMs);
+  EXPECT_EQ(strict(look()).wait_ns, 300 * kNsPerMs);
   go_on(settings_.stale_heartbeat_ns + 1, latency);
   EXPECT_EQ(look().hint_ns, 0);
   go_on(0);
@@ -310,11 +307,11 @@ TEST_F(NeighboursTest, AHintHoldsBackWhatWouldFitAnotherRequestsSlack) {
   begin(one, 3 * kNsPerMs, 10 * kNsPerMs);
   Snapshot seen = look();
   seen.predicted_ns = 100'000;
-  EXPECT_EQ(schedule::slack(seen).answer, Answer::kSubmit);
+  EXPECT_EQ(slack(seen).answer, Answer::kSubmit);
   table_->slot(two).hint_until_ns = now_ + kNsPerMs;
   seen = look();
   seen.predicted_ns = 100'000;
-  EXPECT_EQ(schedule::slack(seen).answer, Answer::kWaitForTime);
+  EXPECT_EQ(slack(seen).answer, Answer::kWaitForTime);
 }
 
 TEST_F(NeighboursTest, TheNextForeseenWorkOfAllClientsHoldsLongLaunches) {
@@ -328,9 +325,9 @@ TEST_F(NeighboursTest, TheNextForeseenWorkOfAllClientsHoldsLongLaunches) {
   EXPECT_EQ(seen.free_ns, 2 * kNsPerMs);
   EXPECT_EQ(seen.foreseen_over_ns, 6 * kNsPerMs);
   seen.predicted_ns = kNsPerMs;
-  EXPECT_EQ(schedule::strict(seen).answer, Answer::kSubmit);
+  EXPECT_EQ(strict(seen).answer, Answer::kSubmit);
   seen.predicted_ns = 3 * kNsPerMs;
-  EXPECT_EQ(schedule::strict(seen).answer, Answer::kWaitForTime);
+  EXPECT_EQ(strict(seen).answer, Answer::kWaitForTime);
   go_on(5 * kNsPerMs);  // the first one's is over; the second one's may come at any moment
   EXPECT_EQ(look().free_ns, 0);
   EXPECT_EQ(look().foreseen_over_ns, kNsPerMs);
@@ -347,7 +344,7 @@ TEST_F(NeighboursTest, TheNextForeseenWorkOfAllClientsHoldsLongLaunches) {
 TEST_F(NeighboursTest, PeriodicRequestsAreForeseenByTheGate) {
   const int latency = claim(Class::kLatency);
   Requests requests;
-  requests.register_client(table_.get(), latency, settings_);
+  requests.join(&table_->layout(), latency, settings_.miss_probability);
   constexpr std::int64_t kPeriod = 30 * kNsPerMs;
   for (int i = 0; i < 20; ++i) {
     requests.begin(now_, /*in_region=*/false);
@@ -360,9 +357,9 @@ TEST_F(NeighboursTest, PeriodicRequestsAreForeseenByTheGate) {
   Snapshot seen = look();
   EXPECT_NEAR(static_cast<double>(seen.free_ns), static_cast<double>(kPeriod - kNsPerMs), 200'000);
   seen.predicted_ns = kPeriod / 2;
-  EXPECT_EQ(schedule::strict(seen).answer, Answer::kSubmit);
+  EXPECT_EQ(strict(seen).answer, Answer::kSubmit);
   seen.predicted_ns = 2 * kPeriod;
-  EXPECT_EQ(schedule::strict(seen).answer, Answer::kWaitForTime);
+  EXPECT_EQ(strict(seen).answer, Answer::kWaitForTime);
 }
 
 // ---- several best-effort clients -----------------------------------------------------------------------------------
@@ -407,10 +404,10 @@ class Contest {
 
   Contest(arbiter::Table& table, bool mps) : table_(table), mps_(mps) {}
 
-  Client& enter(int slot, const Settings& settings) {
+  Client& enter(int slot, const GateSettings& settings) {
     Client client;
     client.slot = slot;
-    client.neighbours.join(&table_, slot, mps_, settings);
+    client.neighbours.join(&table_.layout(), slot, mps_, settings);
     clients_.push_back(client);
     return clients_.back();
   }
@@ -530,7 +527,7 @@ TEST_F(NeighboursTest, AnExpiredTurnIsLeftToAnOwnerThatIsFurthestBehind) {
   go_on(kNsPerMs);
   EXPECT_TRUE(look(owner).my_turn);  // it renews it in time
   owner.publish(now_);
-  go_on(schedule::kIdleNs);
+  go_on(kIdleNs);
   EXPECT_FALSE(look(other).my_turn);
   go_on(kNsPerUs);  // it has nothing to do
   EXPECT_TRUE(look(other).my_turn);
@@ -546,17 +543,17 @@ TEST_F(NeighboursTest, ATurnOfferedToOneThatDoesNotComeIsTakenAfterTheGrace) {
   ASSERT_TRUE(look(owner).my_turn);
   wait_at_gate(stopped);
   wait_at_gate(waiter);
-  const std::uint32_t wakes = table_->layout().wake_sequence.load();
   go_on(settings_.turn_ns);
-  EXPECT_FALSE(look(owner).my_turn);
-  EXPECT_EQ(schedule::Turn::unpack(table_->layout().turn).owner, stopped);
-  EXPECT_NE(table_->layout().wake_sequence.load(), wakes);  // it may sleep
-  go_on(schedule::TurnView::kGraceUs * kNsPerUs);
+  Snapshot seen;
+  EXPECT_TRUE(owner.look(seen, now_, 0));  // the other one may sleep
+  EXPECT_FALSE(seen.my_turn);
+  EXPECT_EQ(Turn::unpack(table_->layout().turn).owner, stopped);
+  go_on(TurnView::kGraceUs * kNsPerUs);
   EXPECT_FALSE(look(other).my_turn);
   go_on(kNsPerUs);
   EXPECT_TRUE(look(other).my_turn);
   // Had it come, it would have had it, though it has not fed yet.
-  table_->layout().turn = schedule::Turn{stopped, now_ / kNsPerUs}.pack();
+  table_->layout().turn = Turn{stopped, now_ / kNsPerUs}.pack();
   EXPECT_FALSE(look(other).my_turn);
   Neighbours back = neighbours(stopped);
   EXPECT_TRUE(look(back).my_turn);
@@ -592,10 +589,10 @@ TEST_F(NeighboursTest, AClientThatHardlyFeedsTakesOneTurnInTwoAtMost) {
 TEST_F(NeighboursTest, TheLeadIsToldOfEachCompletedRequest) {
   const int latency = claim(Class::kLatency);
   Neighbours own = neighbours(self_);
-  schedule::Lead::Bounds bounds;
+  Lead::Bounds bounds;
   bounds.first_ns = bounds.most_ns;
   bounds.max_inflation = 1.2;
-  schedule::Lead lead(bounds);
+  Lead lead(bounds);
   arbiter::Slot& client = table_->slot(latency);
   client.request_ns = 2 * kNsPerMs;
   client.request_waited_ns = kNsPerMs;
@@ -634,7 +631,7 @@ TEST_F(NeighboursTest, RandomWordsNeverLeadAstray) {
   for (int i = 0; i < 6; ++i) others.push_back(claim(i % 2 == 0 ? Class::kLatency : Class::kBestEffort));
   Neighbours plain = neighbours(self_);
   Neighbours mps = neighbours(self_, /*mps=*/true);
-  schedule::Lead lead(schedule::Lead::Bounds{.max_inflation = 1.1});
+  Lead lead(Lead::Bounds{.max_inflation = 1.1});
   auto& layout = table_->layout();
   int admitted_beside = 0;
   for (int round = 0; round < 20'000; ++round) {
@@ -670,13 +667,13 @@ TEST_F(NeighboursTest, RandomWordsNeverLeadAstray) {
       ASSERT_TRUE(seen.slack_ns == kUnknown || (seen.slack_ns >= -300 * kHour && seen.slack_ns <= 300 * kHour));
       seen.predicted_ns = 50'000;
       if (lives) {
-        ASSERT_EQ(schedule::strict(seen).answer, Answer::kWaitForLatency);
+        ASSERT_EQ(strict(seen).answer, Answer::kWaitForLatency);
       }
-      for (const schedule::Policy& policy : schedule::policies()) {
-        const schedule::Decision decision = policy.decide(seen);
+      for (const Policy& policy : policies()) {
+        const Decision decision = policy.decide(seen);
         ASSERT_EQ(decision.wait_ns > 0, decision.answer == Answer::kWaitForTime);
       }
-      if (seen.latency_active && schedule::slack(seen).answer == Answer::kSubmit) ++admitted_beside;
+      if (seen.latency_active && slack(seen).answer == Answer::kSubmit) ++admitted_beside;
       own->rejoined(now_);
       own->admitted(seen, -1);
       own->report_requests(lead);
@@ -687,4 +684,4 @@ TEST_F(NeighboursTest, RandomWordsNeverLeadAstray) {
 }
 
 }  // namespace
-}  // namespace cudasched::runtime
+}  // namespace cudasched::schedule
