@@ -12,33 +12,22 @@
 #include <random>
 #include <vector>
 
+#include "arbiter/table.hpp"
 #include "base/error.hpp"
-#include "schedule/arrivals.hpp"
 #include "schedule/deadline.hpp"
-#include "schedule/estimates.hpp"
-#include "schedule/fair.hpp"
-#include "schedule/hold_limit.hpp"
+#include "schedule/gate_machine.hpp"
 #include "schedule/host_bound.hpp"
-#include "schedule/ledger.hpp"
 #include "schedule/policy.hpp"
-#include "schedule/slack.hpp"
-#include "schedule/turn.hpp"
+#include "schedule/requests.hpp"
 
 namespace cudasched::simulate {
 namespace {
 
-constexpr int kMostClients = 64;
+constexpr int kMostClients = arbiter::kSlotCount;
 constexpr int kNoClient = -1;
 constexpr std::int64_t kForeverNs = INT64_MAX;
-constexpr std::int64_t kTurnLookNs = 500'000;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
-constexpr std::int64_t kHeldLookNs =
-    1'000'000;  // between two looks of a launch that is held for the lead, at most, as the gate's
-constexpr std::int64_t kUngatedLookNs = 500'000;  // as the gate's
-constexpr std::int64_t kUnprovenLookNs = 50'000;
-
-constexpr std::uint64_t kPredicted = ~std::uint64_t{0};  // in the place of an estimate's key: there was no estimate
 
 // A launch of a trace is what a kernel's geometry is in the gate.
 std::uint64_t estimate_key(std::uint64_t launch) { return launch + 1; }
@@ -48,11 +37,10 @@ std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 struct Job {
   std::int64_t remaining_ns = 0;
   std::int64_t duration_ns = 0;
-  std::int64_t kernel_ns = 0;  // of one of its kernels
-  std::int64_t ready_ns = 0;   // since when it could run on
-  std::int64_t held_ns = 0;    // for the lead's sake
-  std::uint64_t number = 0;    // of its client, from 0
-  int segment = schedule::Ledger::kNone;
+  std::int64_t kernel_ns = 0;            // of one of its kernels
+  std::int64_t ready_ns = 0;             // since when it could run on
+  std::uint64_t number = 0;              // of its client, from 0
+  schedule::GateMachine::Ticket ticket;  // of a best-effort launch
   std::size_t record = 0;
   bool begun = false;
   std::size_t in_segment = 0;  // a latency launch's number there,
@@ -60,41 +48,46 @@ struct Job {
 };
 
 struct Client {
-  Client(const ReplayClient& spec, int place, const ReplaySettings& settings)
+  Client(const ReplayClient& spec, int place, const ReplaySettings& settings, arbiter::Layout& layout)
       : trace(&spec),
         slot(place),
         best_effort(spec.client_class == Class::kBestEffort),
-        lead(settings.lead_bounds),
-        arrivals(settings.miss_probability) {
+        words(layout.slots[static_cast<std::size_t>(place)]) {
     result.name = spec.name;
     result.client_class = spec.client_class;
+    words.occupied = 1;
+    words.client_class = static_cast<std::uint32_t>(spec.client_class);
+    words.priority = spec.priority;
+    words.weight_milli = spec.weight_milli;
+    if (best_effort) {
+      layout.best_effort |= bit(slot);
+      schedule::GateSettings figures = settings;
+      figures.stale_heartbeat_ns = kForeverNs / 4;  // all live
+      gate.join(&layout, slot, /*mps=*/settings.sharing != Sharing::kTimeSlice, figures);
+      return;
+    }
+    requests.join(&layout, slot, settings.miss_probability);
     const bool has_segments =
         settings.policy == "slack" ? spec.slo_ns > 0 : schedule::looks_into_requests(settings.policy);
-    if (!best_effort && has_segments && !settings.user_policy) {
+    if (has_segments && !settings.user_policy) {
       segments = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
     }
-    gaps = schedule::GapView(settings.host_bound_inflation);
   }
 
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
   bool ready() const { return ready_jobs > 0; }
-  // As a gate sees it that looks now.
-  std::int64_t in_flight_ns(std::int64_t now_ns, std::uint64_t stream = schedule::Ledger::kNoStream) {
-    ledger.look(now_ns, gpu);
-    ledger.for_each([&](int segment) {
-      if (ledger.state(segment) != schedule::Ledger::State::kOpen || !ledger.has_run_out(segment)) return false;
-      ledger.complete(segment);
-      return true;
-    });
-    return ledger.remaining_ns(stream);
-  }
-  std::int64_t in_flight_until_ns(std::int64_t now_ns) {
-    return jobs.empty() ? complete_ns : now_ns + in_flight_ns(now_ns);
+  bool in_region(const arbiter::Layout& layout) const { return (layout.active & bit(slot)) != 0; }
+  // Its gate looks which launches are complete.
+  void see_completions(std::int64_t now_ns) {
+    gate.look(
+        now_ns, [&](int segment) { return completed > marked[static_cast<std::size_t>(segment)]; },
+        [](int, const schedule::Ledger::Completed&, bool) {});
   }
 
   const ReplayClient* trace;
   int slot;
   bool best_effort;
+  arbiter::Slot& words;
   ClientResult result;
 
   // Launches in their order: pushed by the program, submitted to the driver, complete.
@@ -106,48 +99,27 @@ struct Client {
   std::size_t ready_jobs = 0;          // of these, on the GPU
   bool waits_for_gpu = false;          // the program, until all is complete
   bool waits_for_room = false;         // the program, in the ring
-  std::int64_t complete_ns = -1;       // when the last one was
 
   // The gate, of best-effort clients.
-  schedule::Ledger ledger;
-  schedule::Estimates estimates;
-  schedule::HoldLimit hold_limit;
+  schedule::GateMachine gate;
+  schedule::GateMachine::Launch asking;                            // the head
+  bool was_held = false;                                           // while no latency client was there
   std::array<std::uint64_t, schedule::Ledger::kMarkers> marked{};  // the launch that each marker is behind
-  std::array<std::uint64_t, schedule::Ledger::kMarkers> told{};    // whose estimate its completion tells of; 0: of none
-  schedule::Ledger::Gpu gpu = schedule::Ledger::Gpu::kOwn;         // whose it is, as its gate saw last
-  schedule::Lead lead;
   std::int64_t launcher_free_ns = 0;
   std::uint64_t look_generation = 0;
   std::int64_t look_ns = kForeverNs;  // when the next look is due
   std::int64_t asked_ns = -1;         // since when the head waits; -1: it has not asked
-  std::int64_t active_before_ns = 0;  // latency activity by then
-  std::int64_t held_since_ns = -1;    // for the lead's sake
-  std::int64_t held_ns = 0;
-  std::int64_t predicted_ns = 0;  // of the head
-  std::int64_t longest_ns = 0;
-  std::uint64_t turn_word = 0;    // the last turn that it began,
-  std::int64_t turn_used_ns = 0;  // and the predicted time of what was admitted in it
   double lead_sum_ns = 0;
-  std::int64_t predicted_sum_ns = 0;  // of all that was submitted
-  schedule::GapView gaps;
 
   // Requests, of latency clients.
-  schedule::Arrivals arrivals;
-  schedule::RegionHistory history;
+  schedule::Requests requests;
   std::size_t arrived = 0;  // requests
   std::size_t served = 0;
   bool entering = false;  // one waits for a more urgent client
-  bool in_region = false;
-  bool cold = false;  // its request has not run yet: best-effort work may have filled the caches
+  bool cold = false;      // its request has not run yet: best-effort work may have filled the caches
   std::int64_t asked_entry_ns = 0;
-  std::int64_t entered_ns = 0;
-  std::int64_t admitted_at_entry_ns = 0;
-  std::int64_t expected_ns = schedule::Snapshot::kUnknownNs;
-  std::int64_t in_flight_at_entry_ns = 0;
   std::uint64_t request_end = 0;  // launch at which the request ends
   std::unique_ptr<schedule::Segments> segments;
-  schedule::Segments::Told told_segment;
-  schedule::Progress progress;
   schedule::SegmentProgress marks;
   std::uint64_t marked_launch = 0;  // behind which the mark is, counted from 1
 };
@@ -158,7 +130,7 @@ class Replay {
   ReplayResult run();
 
  private:
-  enum class What { kHost, kGate, kReady, kGpu, kSlice, kArrival, kExpect, kEnter };
+  enum class What { kJoin, kHost, kGate, kReady, kGpu, kSlice, kArrival, kExpect, kEnter };
   struct Event {
     std::int64_t at_ns;
     std::uint64_t order;
@@ -193,6 +165,7 @@ class Replay {
   void arrive(Client& client);
   void enter(Client& client);
   void leave(Client& client);
+  void begin_segments(Client& client, std::int64_t deadline_ns);
   void next_segment(Client& client);
 
   // Gate
@@ -200,17 +173,11 @@ class Replay {
   void look(Client& client);
   void look_ungated(Client& client);
   void ask(Client& client);
-  bool gated() const;
+  void mark_tail(Client& client);
   void note_progress(Client& client, const schedule::Segments::Launch& launched);
-  schedule::Snapshot snapshot(Client& client);
-  bool my_turn(Client& client);
-  void rejoin(Client& client);
-  void completed(Client& client, const Job& job);
-  std::int64_t slack_ns();
-  schedule::HostBound host_bound(Client& client, std::int64_t in_flight_ns);
-  void submit(Client& client, const schedule::Snapshot* seen, bool mark = false, std::uint64_t key = 0);
+  void note_admission(Client& client, const schedule::Snapshot& seen, LaunchRecord& record);
+  void submit(Client& client, const schedule::Snapshot* seen, const schedule::GateMachine::Ticket& ticket = {});
   void wake_gates();
-  std::int64_t active_ns() const { return active_ns_ + (active_ > 0 ? now_ns_ - active_since_ns_ : 0); }
 
   // GPU
   void reaches_gpu(Client& client);
@@ -225,7 +192,7 @@ class Replay {
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Client*> best_effort_;
   std::vector<Client*> latency_;
-  schedule::Decider decider_;
+  std::unique_ptr<arbiter::Layout> layout_ = std::make_unique<arbiter::Layout>();  // what clients tell one another
   std::mt19937_64 random_;
   std::normal_distribution<double> noise_{0, 1};
 
@@ -233,16 +200,6 @@ class Replay {
   std::vector<Event> foreseen_;  // the requests' arrivals, the next one last: thousands would make the queue deep
   std::uint64_t order_ = 0;
   std::int64_t now_ns_ = 0;
-
-  int active_ = 0;  // latency clients in a region
-  std::int64_t active_since_ns_ = 0;
-  std::int64_t active_ns_ = 0;  // of ended activity
-  std::int64_t latency_seen_ns_ = -1;
-  std::int64_t admitted_ns_ = 0;  // what all best-effort launches so far cost a request (admission_cost_ns)
-
-  std::uint64_t turn_ = 0;
-  std::uint64_t waiting_ = 0;
-  std::array<std::int64_t, kMostClients> virtual_ns_{};
 
   int running_ = kNoClient;
   int last_ = kNoClient;  // the client that ran last
@@ -324,23 +281,21 @@ void check(const ReplayClient& client) {
 }
 
 Replay::Replay(std::span<const ReplayClient> clients, const ReplaySettings& settings)
-    : settings_(settings), decider_(decider(settings)), random_(settings.seed) {
+    : settings_(settings), random_(settings.seed) {
   check(settings);
+  const schedule::Decider policy = decider(settings);
   if (clients.empty() || clients.size() > kMostClients) throw ConfigError("a simulation has 1 to 64 clients");
   for (const ReplayClient& spec : clients) {
     check(spec);
-    clients_.push_back(std::make_unique<Client>(spec, static_cast<int>(clients_.size()), settings));
+    clients_.push_back(std::make_unique<Client>(spec, static_cast<int>(clients_.size()), settings, *layout_));
     Client& client = *clients_.back();
+    client.gate.use_policy(policy);
     (client.best_effort ? best_effort_ : latency_).push_back(&client);
-    if (settings.adaptive_lead) {
-      auto bounds = settings.lead_bounds;
-      bounds.first_ns = settings.lead_ns;
-      client.lead = schedule::Lead(bounds);
-    }
   }
 }
 
 ReplayResult Replay::run() {
+  for (Client* client : latency_) add(client->trace->joins_ns, What::kJoin, client->slot);
   for (Client* client : best_effort_) add(client->launch(0).gap_ns, What::kHost, client->slot);
   for (Client* client : latency_) {
     const auto foresee = [&](std::int64_t at_ns, What what) {
@@ -362,8 +317,8 @@ ReplayResult Replay::run() {
   now_ns_ = settings_.end_ns;
   if (running_ != kNoClient) result_.busy_ns += std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
   result_.end_ns = now_ns_;
-  result_.policy_refused = decider_.refused();
   for (const auto& client : clients_) {
+    if (result_.policy_refused.empty()) result_.policy_refused = client->gate.refused_policy();
     client->result.unserved = client->arrived - client->served;
     if (client->submitted > 0)
       client->result.mean_lead_ns = client->lead_sum_ns / static_cast<double>(client->submitted);
@@ -377,6 +332,9 @@ ReplayResult Replay::run() {
 void Replay::handle(const Event& event) {
   Client& client = *clients_[static_cast<std::size_t>(std::max(event.client, 0))];
   switch (event.what) {
+    case What::kJoin:
+      layout_->latency |= bit(client.slot);
+      return;
     case What::kHost:
       return host_reaches_launch(client);
     case What::kGate:
@@ -394,7 +352,7 @@ void Replay::handle(const Event& event) {
     case What::kArrival:
       return arrive(client);
     case What::kExpect:
-      return client.arrivals.expect(client.trace->expect_ns, now_ns_);
+      return client.requests.expect(client.trace->expect_ns, now_ns_);
     case What::kEnter:
       if (client.entering) enter(client);
       return;
@@ -443,13 +401,15 @@ void Replay::host_looks_at_completion(Client& client) {
 
 // The program has waited for the GPU, or asked and found it done.
 void Replay::next_segment(Client& client) {
-  if (client.segments == nullptr || !client.segments->next(now_ns_, client.told_segment)) return;
-  if (schedule::worth_waking(client.told_segment.left)) wake_gates();
+  schedule::Segments::Told told;
+  if (client.segments == nullptr || !client.segments->next(now_ns_, told)) return;
+  schedule::publish(told, client.words.latency_gpu_ns, client.words);
+  if (told.late_ns > 0 && schedule::worth_waking(told.left)) wake_gates();
 }
 
 void Replay::arrive(Client& client) {
   ++client.arrived;
-  if (!client.in_region && !client.entering) {
+  if (!client.in_region(*layout_) && !client.entering) {
     client.entering = true;
     client.asked_entry_ns = now_ns_;
     enter(client);
@@ -466,7 +426,7 @@ void Replay::enter(Client& client) {
     std::array<schedule::Entrant, kMostClients> others;
     std::size_t count = 0;
     for (const Client* other : latency_) {
-      if (other != &client && (other->in_region || other->entering)) others[count++] = entrant(*other);
+      if (other != &client && (other->in_region(*layout_) || other->entering)) others[count++] = entrant(*other);
     }
     schedule::EntryView view;
     view.self = entrant(client);
@@ -478,26 +438,14 @@ void Replay::enter(Client& client) {
     }
   }
   client.entering = false;
-  client.in_region = true;
   client.cold = true;
-  client.entered_ns = now_ns_;
-  client.admitted_at_entry_ns = admitted_ns_;
-  client.expected_ns = client.history.expected_ns();
-  client.in_flight_at_entry_ns = 0;
-  for (Client* other : best_effort_) client.in_flight_at_entry_ns += other->in_flight_ns(now_ns_);
-  client.arrivals.arrived(now_ns_);
-  if (client.segments != nullptr) {
-    std::optional<schedule::Segments::Target> target;
-    if (settings_.policy == "slack") {
-      const std::int64_t slo_ns = client.trace->slo_ns;
-      const std::int64_t deadline_ns = slo_ns > 0 ? client.trace->arrivals_ns[client.served] + slo_ns : 0;
-      target = schedule::Segments::Target{deadline_ns, client.expected_ns, settings_.margin_ns};
-    }
-    client.told_segment = client.segments->begin(static_cast<std::uint64_t>(client.trace->slo_ns), now_ns_,
-                                                 settings_.sharing == Sharing::kTimeSlice, target);
-    if (schedule::worth_waking(client.told_segment.left)) wake_gates();
-  }
-  if (active_++ == 0) active_since_ns_ = now_ns_;
+  const std::int64_t slo_ns = client.trace->slo_ns;
+  const std::int64_t deadline_ns = slo_ns > 0 ? client.trace->arrivals_ns[client.served] + slo_ns : 0;
+  client.words.deadline_ns = deadline_ns;
+  client.requests.enter(slo_ns, /*alone=*/true);
+  client.requests.begin(now_ns_, /*in_region=*/true);
+  if (client.segments != nullptr) begin_segments(client, deadline_ns);
+  layout_->active |= bit(client.slot);
   const auto& ends = client.trace->request_ends;
   const std::size_t size = client.trace->launches.size();
   std::uint64_t launches = size;
@@ -510,19 +458,31 @@ void Replay::enter(Client& client) {
   add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
 }
 
+void Replay::begin_segments(Client& client, std::int64_t deadline_ns) {
+  std::optional<schedule::Segments::Target> target;
+  if (settings_.policy == "slack") {
+    target.emplace(deadline_ns, schedule::Snapshot::kUnknownNs, settings_.margin_ns, best_effort_.empty());
+    if (const std::int64_t expected_ns = client.requests.expected_ns(); expected_ns > 0) {
+      target->expected_ns = expected_ns;
+    }
+  }
+  const bool sliced = settings_.sharing == Sharing::kTimeSlice && !best_effort_.empty();
+  const auto key = static_cast<std::uint64_t>(client.trace->slo_ns);
+  const schedule::Segments::Told told = client.segments->begin(key, now_ns_, sliced, target);
+  schedule::publish(told, client.words.latency_gpu_ns, client.words);
+  if (told.late_ns > 0 && schedule::worth_waking(told.left)) wake_gates();
+}
+
 void Replay::leave(Client& client) {
   const std::int64_t arrival_ns = client.trace->arrivals_ns[client.served++];
   const std::int64_t latency_ns = now_ns_ - arrival_ns;
   client.result.latencies_ns.push_back(latency_ns);
   if (client.trace->slo_ns > 0 && latency_ns <= client.trace->slo_ns) ++client.result.met;
-  const std::int64_t time_ns = now_ns_ - client.entered_ns;
-  const std::int64_t admitted_ns = admitted_ns_ - client.admitted_at_entry_ns;
-  client.history.observe(time_ns, admitted_ns);
+  client.requests.end(now_ns_, /*in_region=*/false);
+  if (!settings_.foresee) client.words.foreseen_over_ns = client.words.rate_free_ns = 0;
   if (client.segments != nullptr) client.segments->end(now_ns_);
-  for (Client* other : best_effort_) other->lead.completed(time_ns, client.in_flight_at_entry_ns + admitted_ns);
-  client.in_region = false;
-  if (--active_ == 0) active_ns_ += now_ns_ - active_since_ns_;
-  latency_seen_ns_ = now_ns_;
+  client.words.segment_late_ns = 0;
+  layout_->active &= ~bit(client.slot);
   if (client.served < client.arrived) {
     client.entering = true;
     client.asked_entry_ns = now_ns_;
@@ -549,231 +509,110 @@ void Replay::wake_gates() {
   }
 }
 
-bool Replay::gated() const {
-  return std::any_of(latency_.begin(), latency_.end(),
-                     [&](const Client* one) { return one->trace->joins_ns <= now_ns_; });
-}
-
 // The head is asked for for the first time.
 void Replay::ask(Client& client) {
-  rejoin(client);
   client.asked_ns = now_ns_;
-  client.active_before_ns = active_ns();
-  client.held_ns = 0;
-  client.hold_limit.begin(client.ledger.observed_ns());
+  client.was_held = false;
   const TraceLaunch& launch = client.launch(client.submitted);
   const auto said_ns = static_cast<double>(launch.predicted_ns > 0 ? launch.predicted_ns : launch.duration_ns);
   const double sigma = settings_.prediction_sigma;
-  client.predicted_ns = static_cast<std::int64_t>(said_ns * (sigma > 0 ? std::exp(sigma * noise_(random_)) : 1));
-  client.longest_ns =
-      static_cast<std::int64_t>(static_cast<double>(client.predicted_ns) * std::exp(kBoundSigmas * sigma));
-}
-
-// While no latency client is there, as Gate::admit_ungated.
-void Replay::look_ungated(Client& client) {
-  const std::uint64_t key = estimate_key(client.submitted % client.trace->launches.size());
-  schedule::Estimates::Found found = client.estimates.find(key);
-  if (!found.known) {
-    client.estimates.note(key, client.predicted_ns);
-    found = client.estimates.find(key);
-  }
-  client.gpu = schedule::Ledger::Gpu::kOwn;
-  schedule::Snapshot seen;
-  seen.predicted_ns = found.duration_ns;
-  seen.in_flight_ns = client.in_flight_ns(now_ns_, kStream);
-  seen.launches_in_flight = client.ledger.launches();
-  schedule::Decision decision;
-  if (!settings_.user_policy && settings_.policy != "open") decision = schedule::bounded(seen);
-  if (decision.answer == schedule::Answer::kWaitForTime) {
-    const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
-                                         client.ledger.any_late(), client.ledger.late_ns(kStream) > 0, false};
-    if (client.hold_limit.look(view) == schedule::Exception::kNone) {
-      return look_at(client, now_ns_ + (found.proven ? kUngatedLookNs : kUnprovenLookNs));
-    }
-    ++client.result.exceptions;
-  }
-  client.predicted_ns = client.longest_ns = found.duration_ns;
-  submit(client, &seen, !found.proven, key);
+  client.asking = {.stream = kStream, .by_launcher = settings_.offload};
+  client.asking.predicted_ns = static_cast<std::int64_t>(said_ns * (sigma > 0 ? std::exp(sigma * noise_(random_)) : 1));
+  client.asking.bound_ns =
+      static_cast<std::int64_t>(static_cast<double>(client.asking.predicted_ns) * std::exp(kBoundSigmas * sigma));
 }
 
 void Replay::look(Client& client) {
   if (client.pushed == client.submitted || client.submitted - client.completed >= kRing) return;
+  client.see_completions(now_ns_);
   if (client.asked_ns < 0) ask(client);
-  if (!latency_.empty() && !gated()) return look_ungated(client);
-  const schedule::Snapshot seen = snapshot(client);
-  const schedule::Decision decision = decider_(seen);
-  if (client.held_since_ns >= 0) client.held_ns += now_ns_ - client.held_since_ns;
-  client.held_since_ns = -1;
-  if (decision.answer == schedule::Answer::kSubmit) {
-    waiting_ &= ~bit(client.slot);
-    return submit(client, &seen, /*mark=*/true, kPredicted);
-  }
-  std::int64_t wait_ns = kForeverNs;
-  bool announced = true;
-  if (decision.answer == schedule::Answer::kWaitForTime) {
-    wait_ns = decision.wait_ns;
-    const bool for_lead = seen.in_flight_ns > seen.lead_ns;
-    if (for_lead) {
-      client.held_since_ns = now_ns_;
-      const schedule::HoldLimit::View view{client.ledger.observed_ns(), client.ledger.completions(),
-                                           client.ledger.any_late(), client.ledger.late_ns(kStream) > 0, false};
-      if (!seen.latency_active && client.hold_limit.look(view) != schedule::Exception::kNone) {
-        waiting_ &= ~bit(client.slot);
-        ++client.result.exceptions;
-        return submit(client, &seen, /*mark=*/true, kPredicted);
-      }
-      wait_ns = std::min(wait_ns, kHeldLookNs);
+  if (layout_->latency == 0) return look_ungated(client);
+  if (settings_.foresee) {
+    for (Client* one : latency_) {
+      if (!one->in_region(*layout_)) one->requests.look_ahead(now_ns_);
     }
-    announced = for_lead && settings_.sharing != Sharing::kTimeSlice;
-  } else if (decision.answer == schedule::Answer::kWaitForTurn) {
-    wait_ns = kTurnLookNs;
   }
-  waiting_ = announced ? waiting_ | bit(client.slot) : waiting_ & ~bit(client.slot);
-  if (wait_ns != kForeverNs) look_at(client, now_ns_ + std::max(wait_ns, settings_.reaction_ns));
+  schedule::GateMachine& gate = client.gate;
+  if (gate.begin_gated()) mark_tail(client);
+  schedule::GateMachine::Verdict verdict =
+      gate.step(client.asking, kNoClient, nullptr, now_ns_, [] { return false; }, [&] { return !settings_.offload; });
+  if (verdict.passed_on) wake_gates();
+  if (verdict.exception != schedule::Exception::kNone) ++client.result.exceptions;
+  if (verdict.waits()) {
+    layout_->waiting = verdict.announce ? layout_->waiting | bit(client.slot) : layout_->waiting & ~bit(client.slot);
+    return look_at(client, now_ns_ + std::max(verdict.look_in_ns, settings_.reaction_ns));
+  }
+  layout_->waiting &= ~bit(client.slot);
+  if (gate.submit(client.asking, verdict.ticket, now_ns_).segment < 0) ++client.result.uncounted;
+  submit(client, &gate.seen(), verdict.ticket);
+}
+
+// While no latency client is there.
+void Replay::look_ungated(Client& client) {
+  schedule::GateMachine& gate = client.gate;
+  const std::uint64_t key = estimate_key(client.submitted % client.trace->launches.size());
+  schedule::Estimates::Found found = gate.estimate(key);
+  if (!found.known) found = gate.note(key, client.asking.predicted_ns);
+  schedule::Snapshot seen;
+  seen.predicted_ns = found.duration_ns;
+  seen.in_flight_ns = gate.ledger().remaining_ns(kStream);
+  schedule::GateMachine::Ticket ticket;
+  if (!gate.unbounded()) {
+    if (gate.is_much(found)) {
+      const schedule::GateMachine::Verdict verdict =
+          gate.step_ungated(kStream, found, client.was_held, [] { return false; }, [&] { return !settings_.offload; });
+      if (verdict.waits()) return look_at(client, now_ns_ + verdict.look_in_ns);
+      if (verdict.exception != schedule::Exception::kNone) ++client.result.exceptions;
+    }
+    if (gate.submit_ungated(kStream, key, found, ticket).segment < 0) ++client.result.uncounted;
+  }
+  submit(client, &seen, ticket);
+}
+
+// The last launches may have no marker.
+void Replay::mark_tail(Client& client) {
+  const int segment = client.gate.ledger().mark(kStream);
+  if (segment < 0) return;
+  client.gate.ledger().submitted(segment, true);
+  client.marked[static_cast<std::size_t>(segment)] = client.submitted - 1;
 }
 
 // As runtime::LatencySegments, for the launch that is submitted.
 void Replay::note_progress(Client& client, const schedule::Segments::Launch& launched) {
-  schedule::Progress& progress = client.progress;
-  if (launched.number == 0) client.marks.begin(progress.submitted_ns);
-  progress.submitted_ns += launched.gpu_ns;
-  const auto complete = [&] { return client.completed >= client.marked_launch; };
-  if (schedule::SegmentProgress::asks(launched.number) && client.marks.ask(progress.submitted_ns, complete)) {
-    client.marks.marked(progress.submitted_ns);
+  arbiter::Slot& words = client.words;
+  const std::int64_t before_ns = words.latency_gpu_ns;
+  const std::int64_t position_ns = words.latency_gpu_ns += launched.gpu_ns;
+  words.segment_left = launched.left;
+  if (launched.number == 0) client.marks.begin(before_ns);
+  if (launched.gpu_ns == 0 || !schedule::SegmentProgress::asks(launched.number) || words.segment_late_ns <= 0) return;
+  if (client.marks.ask(position_ns, [&] { return client.completed >= client.marked_launch; })) {
+    client.marks.marked(position_ns);
     client.marked_launch = client.submitted + 1;
   }
-  progress.done_ns = client.marks.done_ns();
-  progress.not_done_ns = client.marks.not_done_ns();
+  words.latency_done_ns = client.marks.done_ns();
+  words.latency_not_done_ns = client.marks.not_done_ns();
 }
 
-schedule::Snapshot Replay::snapshot(Client& client) {
-  schedule::Snapshot seen;
-  seen.latency_clients = gated();
-  seen.latency_active = active_ > 0;
-  if (seen.latency_active) {
-    seen.since_latency_ns = 0;
-  } else if (latency_seen_ns_ >= 0) {
-    seen.since_latency_ns = now_ns_ - latency_seen_ns_;
-  }
-  seen.linger_ns = settings_.linger_ns;
-  seen.predicted_ns = client.predicted_ns;
-  seen.bound_ns = client.longest_ns;
-  seen.lead_ns = settings_.adaptive_lead ? client.lead.ns() : settings_.lead_ns;
-  seen.slack_ns = slack_ns();
-  seen.margin_ns = settings_.margin_ns;
-  seen.long_ns = settings_.long_ns;
-  seen.max_hold_ns = settings_.max_hold_ns;
-  seen.waited_ns = now_ns_ - client.asked_ns - (active_ns() - client.active_before_ns);
-  seen.in_flight_ns = client.in_flight_ns(now_ns_, kStream);
-  seen.launches_in_flight = client.ledger.launches();
-  for (const Client* one : latency_) {
-    seen.hint_ns = std::max(seen.hint_ns, one->arrivals.hint_ns(now_ns_));
-    if (!settings_.foresee) continue;
-    const schedule::Arrivals::Foresight foresight = one->arrivals.look(now_ns_);
-    if (foresight.free_ns >= seen.free_ns) continue;
-    seen.free_ns = foresight.free_ns;
-    seen.foreseen_over_ns = foresight.over_ns;
-  }
-  if (schedule::looks_into_requests(settings_.policy)) seen.host_bound = host_bound(client, seen.in_flight_ns);
-  const bool lets_in = seen.slack_ns > 0 || seen.host_bound.known;
-  if (best_effort_.size() > 1) {
-    if (settings_.sharing != Sharing::kTimeSlice) {
-      for (Client* other : best_effort_) {
-        if (other != &client) seen.in_flight_ns += other->in_flight_ns(now_ns_);
-      }
-    }
-    // Under latency work that lets nothing in, a turn would run out unused.
-    if (!seen.latency_active || lets_in) seen.my_turn = my_turn(client);
-  }
-  using Gpu = schedule::Ledger::Gpu;
-  const bool in_gaps = seen.host_bound.known && !seen.host_bound.closed;
-  const bool anothers = !seen.my_turn || (seen.latency_active && seen.slack_ns <= 0 && !in_gaps);
-  const Gpu beside = in_gaps ? Gpu::kInGaps : Gpu::kShared;
-  client.gpu = anothers ? Gpu::kAnothers : seen.latency_active ? beside : Gpu::kOwn;
-  return seen;
+void Replay::note_admission(Client& client, const schedule::Snapshot& seen, LaunchRecord& record) {
+  client.lead_sum_ns += static_cast<double>(seen.lead_ns);
+  const std::int64_t waited_ns = now_ns_ - client.asked_ns;
+  client.result.gate_wait_ns += waited_ns;
+  client.result.longest_gate_wait_ns = std::max(client.result.longest_gate_wait_ns, waited_ns);
+  client.asked_ns = -1;
+  client.launcher_free_ns = now_ns_ + settings_.launch_ns;
+  record.longest_ns = seen.longest_ns();
+  record.latency_active = seen.latency_active;
+  record.slack_ns = seen.slack_ns;
+  record.in_flight_ns = seen.in_flight_ns;
+  record.lead_ns = seen.lead_ns;
 }
 
-// What the latency clients under way tell, as the client's gate sees it. `in_flight_ns`: of its own.
-schedule::HostBound Replay::host_bound(Client& client, std::int64_t in_flight_ns) {
-  client.gaps.begin(now_ns_);
-  for (const Client* one : latency_) {
-    client.gaps.add(one->slot, one->told_segment, one->progress, one->in_region);
-  }
-  schedule::GapView::Own own;
-  own.in_flight_ns = in_flight_ns;
-  own.longest_ns = client.longest_ns;
-  own.submitted_ns = client.predicted_sum_ns;
-  own.submitted = client.submitted;
-  own.in_flight = client.ledger.launches();
-  return client.gaps.look(own, settings_.sharing == Sharing::kTimeSlice);
-}
-
-bool Replay::my_turn(Client& client) {
-  if (settings_.sharing != Sharing::kTimeSlice) {
-    schedule::FairView view;
-    view.self = client.slot;
-    view.waiting = waiting_;
-    view.virtual_ns = virtual_ns_.data();
-    view.waited_ns = now_ns_ - client.asked_ns - (active_ns() - client.active_before_ns);
-    return schedule::may_feed(view);
-  }
-  schedule::TurnView view;
-  view.word = turn_;
-  view.self = client.slot;
-  for (const Client* other : best_effort_) view.best_effort |= bit(other->slot);
-  view.waiting = waiting_;
-  view.now_us = now_ns_ / 1'000;
-  view.turn_us = settings_.turn_ns / 1'000;
-  view.virtual_ns = virtual_ns_.data();
-  const int owner = schedule::Turn::unpack(turn_).owner;
-  if (owner >= 0) {
-    view.owner_until_us = clients_[static_cast<std::size_t>(owner)]->in_flight_until_ns(now_ns_) / 1'000;
-  }
-  view.offered = turn_ != client.turn_word;
-  view.turn_used = 2 * client.turn_used_ns >= settings_.turn_ns;
-  const schedule::TurnDecision decision = schedule::take_turn(view);
-  if (!decision.swap) return decision.mine;
-  turn_ = decision.new_word;
-  if (decision.mine) {
-    client.turn_word = turn_;
-    client.turn_used_ns = 0;
-  } else {
-    wake_gates();
-  }
-  return decision.mine;
-}
-
-// As the gate does when a launch asks.
-void Replay::rejoin(Client& client) {
-  if (!schedule::is_idle(client.in_flight_until_ns(now_ns_), now_ns_)) return;
-  schedule::JoinView view{client.slot, 0, 0, virtual_ns_.data()};
-  for (Client* other : best_effort_) {
-    if (other == &client) continue;
-    view.others |= bit(other->slot);
-    const bool waits = (waiting_ & bit(other->slot)) != 0;
-    if (waits || !schedule::is_idle(other->in_flight_until_ns(now_ns_), now_ns_)) view.at_work |= bit(other->slot);
-  }
-  virtual_ns_[static_cast<std::size_t>(client.slot)] = schedule::joined_ns(view);
-}
-
-std::int64_t Replay::slack_ns() {
-  std::array<schedule::Request, kMostClients> requests;
-  std::size_t count = 0;
-  for (const Client* client : latency_) {
-    if (!client->in_region) continue;
-    const std::int64_t passed_ns = now_ns_ - client->entered_ns - (admitted_ns_ - client->admitted_at_entry_ns);
-    const std::int64_t slo_ns = client->trace->slo_ns;
-    requests[count++] = {slo_ns > 0 ? client->trace->arrivals_ns[client->served] + slo_ns : 0,
-                         schedule::remaining_ns(client->expected_ns, passed_ns), client->expected_ns};
-  }
-  return schedule::least_slack_ns({requests.data(), count}, now_ns_);
-}
-
-// `seen`: what a best-effort launch was admitted by; null for latency launches. `mark`: a marker is to be behind it.
-// `key`: whose estimate its completion tells of; 0: of none.
-void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, std::uint64_t key) {
+// `seen`: what a best-effort launch was admitted by; null for latency launches.
+void Replay::submit(Client& client, const schedule::Snapshot* seen, const schedule::GateMachine::Ticket& ticket) {
   Job job;
   job.number = client.submitted;
+  job.ticket = ticket;
+  if (ticket.entry >= 0) client.marked[static_cast<std::size_t>(ticket.entry)] = job.number;
   const TraceLaunch& launch = client.launch(client.submitted);
   job.duration_ns = job.remaining_ns = launch.duration_ns;
   job.kernel_ns = (launch.duration_ns + launch.kernels - 1) / launch.kernels;
@@ -783,38 +622,9 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, s
   record.number = client.submitted;
   record.handed_ns = client.handed_ns.front();
   record.submitted_ns = now_ns_;
-  if (seen != nullptr) {
-    job.held_ns = client.held_ns;
-    const schedule::Ledger::Entry entry = client.ledger.submit(kStream, client.predicted_ns, mark);
-    if (entry.segment < 0) {
-      ++client.result.uncounted;
-    } else if (entry.marks) {
-      client.ledger.submitted(entry.segment, true);
-      const auto place = static_cast<std::size_t>(entry.segment);
-      client.marked[place] = job.number;
-      client.told[place] = mark || client.ledger.segment_launches(entry.segment) == 1 ? key : 0;
-      job.segment = entry.segment;
-    }
-    admitted_ns_ += schedule::admission_cost_ns(client.longest_ns, seen->in_flight_ns, settings_.switch_ns);
-    client.predicted_sum_ns += client.predicted_ns;
-    virtual_ns_[static_cast<std::size_t>(client.slot)] +=
-        schedule::charge_ns(client.predicted_ns, client.trace->priority);
-    client.turn_used_ns += client.predicted_ns;
-    client.lead_sum_ns += static_cast<double>(seen->lead_ns);
-    const std::int64_t waited_ns = now_ns_ - client.asked_ns;
-    client.result.gate_wait_ns += waited_ns;
-    client.result.longest_gate_wait_ns = std::max(client.result.longest_gate_wait_ns, waited_ns);
-    client.asked_ns = -1;
-    client.launcher_free_ns = now_ns_ + settings_.launch_ns;
-    record.longest_ns = client.longest_ns;
-    record.latency_active = seen->latency_active;
-    record.slack_ns = seen->slack_ns;
-    record.in_flight_ns = seen->in_flight_ns;
-    record.lead_ns = seen->lead_ns;
-  }
+  if (seen != nullptr) note_admission(client, *seen, record);
   if (client.segments != nullptr) {
     const schedule::Segments::Launch launched = client.segments->launch([&] { return now_ns_; });
-    client.told_segment.left = launched.left;
     note_progress(client, launched);
     job.in_segment = launched.number;
     job.is_timed = launched.is_timed;
@@ -840,11 +650,11 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, bool mark, s
 // ---- GPU -----------------------------------------------------------------------------------------------------------
 
 void Replay::reaches_gpu(Client& client) {
-  const Job& job = client.jobs[client.ready_jobs++];
-  if (client.best_effort && settings_.adaptive_lead) {
-    bool dry = active_ == 0 && client.jobs.size() == 1 && client.complete_ns > latency_seen_ns_;
-    for (const Client* other : best_effort_) dry = dry && (other == &client || other->jobs.empty());
-    client.lead.submitted(job.held_ns, dry ? now_ns_ - client.complete_ns : 0, job.duration_ns);
+  const schedule::GateMachine::Ticket& ticket = client.jobs[client.ready_jobs++].ticket;
+  if (ticket.entry >= 0) {
+    client.gate.submitted(ticket, /*accepted=*/true, /*recorded=*/true, now_ns_);
+    client.see_completions(now_ns_);
+    if (ticket.admitted_ns != 0) client.gate.learn_lead(ticket, now_ns_);
   }
   run_gpu();
 }
@@ -939,38 +749,15 @@ void Replay::complete() {
   ++client.completed;
   ++client.result.launches;
   client.result.gpu_ns += job.duration_ns;
-  client.complete_ns = now_ns_;
   if (job.is_timed) {
     const double noise = settings_.prediction_sigma > 0 ? std::exp(settings_.prediction_sigma * noise_(random_)) : 1;
     const auto measured_ns = static_cast<double>(job.duration_ns + settings_.kernel_gap_ns);
     client.segments->took(job.in_segment, static_cast<std::int64_t>(measured_ns * noise));
   }
   if (settings_.log) result_.log[job.record].end_ns = now_ns_;
-  if (client.best_effort) {
-    completed(client, job);
-    wake_gates();
-  }
+  if (client.best_effort) wake_gates();
   host_looks_at_completion(client);
   run_gpu();
-}
-
-// The client's gate sees it.
-void Replay::completed(Client& client, const Job& job) {
-  const auto place = static_cast<std::size_t>(std::max(job.segment, 0));
-  const bool marked = job.segment >= 0 && client.marked[place] == job.number &&
-                      client.ledger.state(job.segment) == schedule::Ledger::State::kMarked;
-  if (!marked) return;  // no marker is behind it, or that was given up for the next one's
-  // Looked at just before, so that it is known to have ended now.
-  client.in_flight_ns(now_ns_);
-  client.in_flight_ns(now_ns_);
-  const schedule::Ledger::Completed took = client.ledger.complete(job.segment);
-  if (client.told[place] == kPredicted) return;
-  client.estimates.look(now_ns_);
-  if (client.told[place] != 0) {
-    client.estimates.observe(client.told[place], took.least_ns, took.most_ns);
-  } else {
-    client.estimates.observe_together(took.predicted_ns, took.least_ns, took.most_ns);
-  }
 }
 
 void Replay::cut() {
@@ -985,52 +772,6 @@ void Replay::cut() {
 }
 
 }  // namespace
-
-std::vector<TraceLaunch> trace_launches(std::span<const RecordedLaunch> recorded) {
-  constexpr std::int64_t kAheadNs = 20'000;  // from a launch to its start: others were before it
-  constexpr std::size_t kFullQueue = 512;    // launches not complete: no program means to run so far ahead
-  constexpr std::int64_t kShortGapNs = 10'000;
-  std::vector<TraceLaunch> launches;
-  launches.reserve(recorded.size());
-  std::int64_t busy_until_ns = INT64_MIN;
-  std::size_t done = 0;  // launches before this one are complete
-  for (std::size_t i = 0; i < recorded.size(); ++i) {
-    const RecordedLaunch& launch = recorded[i];
-    TraceLaunch traced{0, std::max<std::int64_t>(launch.duration_ns, 0), false};
-    if (i > 0) {
-      const RecordedLaunch& before = recorded[i - 1];
-      traced.gap_ns = std::max<std::int64_t>(launch.submitted_ns - before.submitted_ns, 0);
-      const bool was_ahead = before.start_ns >= 0 && before.start_ns - before.submitted_ns > kAheadNs;
-      if (was_ahead && before.submitted_ns < busy_until_ns && busy_until_ns <= launch.submitted_ns) {
-        traced.synchronised = true;
-        traced.gap_ns = launch.submitted_ns - busy_until_ns;
-      }
-      while (done < i && recorded[done].start_ns + recorded[done].duration_ns <= launch.submitted_ns) ++done;
-      if (i - done >= kFullQueue) traced.gap_ns = std::min(traced.gap_ns, kShortGapNs);
-    }
-    if (launch.start_ns >= 0) {
-      const std::int64_t end_ns = launch.start_ns + traced.duration_ns;
-      traced.duration_ns = std::max<std::int64_t>(end_ns - std::max(launch.start_ns, busy_until_ns), 0);
-      busy_until_ns = std::max(busy_until_ns, end_ns);
-    }
-    launches.push_back(traced);
-  }
-  return launches;
-}
-
-std::vector<std::size_t> request_ends(std::span<const RecordedLaunch> recorded, std::int64_t gap_ns) {
-  std::vector<std::size_t> ends;
-  std::int64_t busy_until_ns = INT64_MIN;
-  for (std::size_t i = 0; i < recorded.size(); ++i) {
-    const RecordedLaunch& launch = recorded[i];
-    const bool quiet = i > 0 && launch.submitted_ns - std::max(busy_until_ns, recorded[i - 1].submitted_ns) >= gap_ns;
-    if (quiet) ends.push_back(i);
-    const std::int64_t start_ns = launch.start_ns >= 0 ? launch.start_ns : launch.submitted_ns;
-    busy_until_ns = std::max(busy_until_ns, start_ns + std::max<std::int64_t>(launch.duration_ns, 0));
-  }
-  if (!recorded.empty()) ends.push_back(recorded.size());
-  return ends;
-}
 
 ReplayResult replay(std::span<const ReplayClient> clients, const ReplaySettings& settings) {
   return Replay(clients, settings).run();

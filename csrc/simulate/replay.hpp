@@ -30,7 +30,7 @@
 
 #include "base/class.hpp"
 #include "schedule/admission.hpp"
-#include "schedule/lead.hpp"
+#include "schedule/gate_settings.hpp"
 #include "schedule/segments.hpp"
 
 namespace cudasched::simulate {
@@ -47,6 +47,7 @@ struct ReplayClient {
   std::string name;
   Class client_class = Class::kBestEffort;  // kLatency or kBestEffort
   std::int32_t priority = 0;                // at most 64 clients in all
+  std::uint32_t weight_milli = 1'000;       // of its share among best-effort clients
   std::vector<TraceLaunch> launches;        // not empty; best effort repeats them
 
   // Latency only.
@@ -76,25 +77,15 @@ std::vector<std::size_t> request_ends(std::span<const RecordedLaunch> recorded, 
 
 enum class Sharing { kOneProcess, kMps, kTimeSlice };
 
-struct ReplaySettings {
+struct ReplaySettings : schedule::GateSettings {
   Sharing sharing = Sharing::kTimeSlice;
   std::string policy = "strict";  // of schedule/policy.hpp; ignored with a policy of one's own
   std::function<schedule::Decision(const schedule::Snapshot&)> user_policy;  // may throw: it is then refused
   bool offload = true;                                                       // else a blocking gate
-  bool adaptive_lead = false;                                                // else lead_ns as it is
-  std::int64_t lead_ns = 20'000;
-  schedule::Lead::Bounds lead_bounds;    // of the adaptive lead, which begins with lead_ns
   bool foresee = false;                  // long launches look out for foreseen arrivals
-  double host_bound_inflation = 1.03;    // how much longer a segment of a request may take
-  double miss_probability = 0;           // for learned rates, 0: only periodic arrivals are foreseen
   bool earliest_deadline_first = false;  // between latency clients, at region entry
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are
-  std::int64_t linger_ns = 100'000;
-  std::int64_t margin_ns = 200'000;
-  std::int64_t long_ns = 300'000;
-  std::int64_t max_hold_ns = 20'000'000;
-  std::int64_t turn_ns = 3'000'000;
-  double prediction_sigma = 0.05;  // of the log of predicted over true; the bound holds for 90%
+  double prediction_sigma = 0.05;        // of the log of predicted over true; the bound holds for 90%
 
   std::int64_t launch_ns = 2'800;  // from the driver's call to the GPU, and what the call costs its thread
   std::int64_t push_ns = 200;      // what an offloaded launch costs
