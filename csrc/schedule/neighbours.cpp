@@ -83,10 +83,8 @@ bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
 }
 
 bool Neighbours::latency_active(std::int64_t now) const noexcept {
-  bool active = active_latency(*layout_, now) != 0;
-  if (peers_ != nullptr) {
-    peers_->for_each([&](const arbiter::Table& table) { active = active || active_latency(table.layout(), now) != 0; });
-  }
+  bool active = false;
+  for_each_table([&](const arbiter::Layout& table) { active = active || active_latency(table, now) != 0; });
   return active;
 }
 
@@ -106,18 +104,12 @@ bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_wa
     slack = std::min(slack, slack_ns(table, active, admitted, now));  // an unknown one is the least
   };
   snapshot.latency_clients = false;
-  look_at(*layout_);
-  if (peers_ != nullptr) peers_->for_each([&](const arbiter::Table& table) { look_at(table.layout()); });
+  for_each_table(look_at);
   if (snapshot.latency_active) snapshot.slack_ns = slack;
   if (looks_into_requests_) snapshot.host_bound.known = look_at_segments(now);
   const bool may_go =
       !snapshot.latency_active || snapshot.slack_ns != Snapshot::kUnknownNs || snapshot.host_bound.known;
-  if (may_go) {
-    look_ahead(*layout_, snapshot, now);
-    if (peers_ != nullptr) {
-      peers_->for_each([&](const arbiter::Table& table) { look_ahead(table.layout(), snapshot, now); });
-    }
-  }
+  if (may_go) for_each_table([&](const arbiter::Layout& table) { look_ahead(table, snapshot, now); });
 
   // Stopped while it waited: what it did not ask for meanwhile is not owed to it.
   if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) rejoined(now);
@@ -163,10 +155,9 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
     gaps_.add(slot, told, progress, (active_ & bit(slot)) != 0);
   });
   bool elsewhere = false;
-  if (peers_ != nullptr) {
-    peers_->for_each(
-        [&](const arbiter::Table& table) { elsewhere = elsewhere || active_latency(table.layout(), now) != 0; });
-  }
+  for_each_table([&](const arbiter::Layout& table) {
+    elsewhere = elsewhere || (&table != layout_ && active_latency(table, now) != 0);
+  });
   return gaps_.known() && !elsewhere;
 }
 
@@ -206,8 +197,7 @@ std::int64_t Neighbours::slack_ns(const arbiter::Layout& table, std::uint64_t ac
 }
 
 // Latency work that was announced, or is foreseen by the times at which it came.
-void Neighbours::look_ahead(const arbiter::Layout& table, Snapshot& snapshot,
-                            std::int64_t now) const noexcept {
+void Neighbours::look_ahead(const arbiter::Layout& table, Snapshot& snapshot, std::int64_t now) const noexcept {
   // Further away than any of them may say: a foreign or damaged word.
   constexpr std::int64_t kMostNs = 60 * kNsPerSecond;
   const auto ahead = [&](const std::atomic<std::int64_t>& word) {

@@ -61,8 +61,8 @@ class Neighbours {
   bool latency_active(std::int64_t now_ns) const noexcept;
 
   // Fills in what a snapshot says of others; its in_flight_ns is this client's own and grows under MPS.
-  // `turn_waited_ns`: how long the launch has waited for its turn. True: the turn was passed on, and those that wait are
-  // to look.
+  // `turn_waited_ns`: how long the launch has waited for its turn. True: the turn was passed on, and those that wait
+  // are to look.
   bool look(Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;
 
   // The slot of this process's latency client, -1: it has none. What runs in the same context takes no turns with it.
@@ -93,6 +93,12 @@ class Neighbours {
   bool feeds_with_others() const noexcept { return mps_; }
 
  private:
+  // This GPU's, and those of the job's other GPUs.
+  template <typename Visit>
+  void for_each_table(Visit&& visit) const {
+    visit(*layout_);
+    if (peers_ != nullptr) peers_->for_each([&](const arbiter::Table& table) { visit(table.layout()); });
+  }
   void publish_collectives() noexcept;
   bool look_at_segments(std::int64_t now_ns) noexcept;
   void look_into_gaps(Snapshot& snapshot) noexcept;

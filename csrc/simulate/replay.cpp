@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,24 +12,18 @@
 #include <vector>
 
 #include "arbiter/table.hpp"
-#include "base/error.hpp"
 #include "schedule/deadline.hpp"
 #include "schedule/gate_machine.hpp"
-#include "schedule/host_bound.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/requests.hpp"
 
 namespace cudasched::simulate {
 namespace {
 
-constexpr int kMostClients = arbiter::kSlotCount;
 constexpr int kNoClient = -1;
 constexpr std::int64_t kForeverNs = INT64_MAX;
 constexpr double kBoundSigmas = 1.2816;  // covers 90%
 constexpr std::uint64_t kStream = 1;
-
-// A launch of a trace is what a kernel's geometry is in the gate.
-std::uint64_t estimate_key(std::uint64_t launch) { return launch + 1; }
 
 std::uint64_t bit(int slot) { return std::uint64_t{1} << slot; }
 
@@ -67,9 +60,8 @@ struct Client {
       return;
     }
     requests.join(&layout, slot, settings.miss_probability);
-    const bool has_segments =
-        settings.policy == "slack" ? spec.slo_ns > 0 : schedule::looks_into_requests(settings.policy);
-    if (has_segments && !settings.user_policy) {
+    const bool looks_into = schedule::looks_into_requests(settings.policy) && !settings.user_policy;
+    if (looks_into && (settings.policy != "slack" || spec.slo_ns > 0)) {
       segments = std::make_unique<schedule::Segments>(settings.host_bound_inflation);
     }
   }
@@ -77,6 +69,8 @@ struct Client {
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
   bool ready() const { return ready_jobs > 0; }
   bool in_region(const arbiter::Layout& layout) const { return (layout.active & bit(slot)) != 0; }
+  // Of the next request to be served; 0: none.
+  std::int64_t deadline_ns() const { return trace->slo_ns > 0 ? trace->arrivals_ns[served] + trace->slo_ns : 0; }
   // Its gate looks which launches are complete.
   void see_completions(std::int64_t now_ns) {
     gate.look(
@@ -145,27 +139,29 @@ class Replay {
   void add(std::int64_t at_ns, What what, int client, std::uint64_t generation = 0) {
     events_.push({at_ns, order_++, what, client, generation});
   }
-  std::optional<Event> next_event() {
-    if (foreseen_.empty() || (!events_.empty() && foreseen_.back() > events_.top())) {
-      if (events_.empty()) return std::nullopt;
-      const Event event = events_.top();
-      events_.pop();
-      return event;
-    }
-    const Event event = foreseen_.back();
-    foreseen_.pop_back();
-    return event;
+  // The request of that number comes, or its client says that it does.
+  void await(const Client& client, What what, std::uint64_t number) {
+    const ReplayClient& trace = *client.trace;
+    if (number >= trace.arrivals_ns.size()) return;
+    const std::int64_t ahead_ns = what == What::kExpect ? trace.expect_ns : 0;
+    add(std::max<std::int64_t>(trace.arrivals_ns[number] - ahead_ns, 0), what, client.slot, number);
   }
   void handle(const Event& event);
+  Client& at(int slot) const { return *clients_[static_cast<std::size_t>(slot)]; }
+  // Predicted over true.
+  double noise() {
+    return settings_.prediction_sigma > 0 ? std::exp(settings_.prediction_sigma * normal_(random_)) : 1;
+  }
 
   // Host
   void host_reaches_launch(Client& client);
   void host_goes_on(Client& client, std::int64_t call_ns);
   void host_looks_at_completion(Client& client);
-  void arrive(Client& client);
   void enter(Client& client);
   void leave(Client& client);
-  void begin_segments(Client& client, std::int64_t deadline_ns);
+  void begin_segments(Client& client);
+  void tell(Client& client, const schedule::Segments::Told& told);
+  void ask_to_enter(Client& client);
   void next_segment(Client& client);
 
   // Gate
@@ -185,6 +181,7 @@ class Replay {
   int choose() const;
   std::int64_t slice_ns_of(const Client& client) const;
   bool another_ready() const;
+  Job& stop();
   void complete();
   void cut();
 
@@ -194,10 +191,9 @@ class Replay {
   std::vector<Client*> latency_;
   std::unique_ptr<arbiter::Layout> layout_ = std::make_unique<arbiter::Layout>();  // what clients tell one another
   std::mt19937_64 random_;
-  std::normal_distribution<double> noise_{0, 1};
+  std::normal_distribution<double> normal_{0, 1};
 
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<Event> foreseen_;  // the requests' arrivals, the next one last: thousands would make the queue deep
   std::uint64_t order_ = 0;
   std::int64_t now_ns_ = 0;
 
@@ -225,68 +221,14 @@ schedule::Decider decider(const ReplaySettings& settings) {
     return schedule::Decider(
         schedule::UserPolicy{&call_user, const_cast<void*>(static_cast<const void*>(&settings.user_policy))});
   }
-  if (const schedule::Policy* policy = schedule::find_policy(settings.policy)) return schedule::Decider(*policy);
-  std::string known;
-  for (const schedule::Policy& policy : schedule::policies()) {
-    known += (known.empty() ? "" : ", ") + std::string(policy.name);
-  }
-  throw ConfigError("policy '" + settings.policy + "' is unknown; there are " + known);
-}
-
-void check(const ReplaySettings& settings) {
-  const auto refuse = [](const char* name, const char* what) {
-    throw ConfigError(std::string("simulation: ") + name + " must be " + what);
-  };
-  const auto not_negative = [&](const char* name, std::int64_t value) {
-    if (value < 0) refuse(name, "0 or more");
-  };
-  not_negative("lead", settings.lead_ns);
-  not_negative("linger", settings.linger_ns);
-  not_negative("margin", settings.margin_ns);
-  not_negative("launch time", settings.launch_ns);
-  not_negative("push time", settings.push_ns);
-  not_negative("kernel gap", settings.kernel_gap_ns);
-  not_negative("switch time", settings.switch_ns);
-  if (settings.reaction_ns <= 0) refuse("reaction time", "above 0");
-  if (settings.turn_ns <= 0) refuse("turn", "above 0");
-  if (settings.slice_ns <= 0) refuse("slice", "above 0");
-  not_negative("slice of best effort", settings.best_effort_slice_ns);
-  if (settings.end_ns <= 0) refuse("length", "above 0");
-  if (!(settings.prediction_sigma >= 0 && settings.prediction_sigma <= 3)) refuse("prediction sigma", "0 to 3");
-}
-
-void check(const ReplayClient& client) {
-  const auto refuse = [&](const std::string& what) { throw ConfigError("client '" + client.name + "': " + what); };
-  const bool latency = client.client_class == Class::kLatency;
-  if (!latency && client.client_class != Class::kBestEffort) refuse("its class must be latency or best_effort");
-  if (client.launches.empty()) refuse("it has no launches");
-  const bool negative = std::any_of(client.launches.begin(), client.launches.end(), [](const TraceLaunch& one) {
-    return one.gap_ns < 0 || one.duration_ns < 0 || one.kernels < 1;
-  });
-  if (negative) refuse("a gap or duration is negative, or a graph has no kernel");
-  if (!latency && !client.arrivals_ns.empty()) refuse("best-effort clients have no arrivals");
-  if (!std::is_sorted(client.arrivals_ns.begin(), client.arrivals_ns.end())) refuse("its arrivals are not in order");
-  const bool negative_time = client.slo_ns < 0 || client.prepare_ns < 0 || client.expect_ns < 0 || client.joins_ns < 0;
-  if (negative_time) refuse("a time is negative");
-  if (!client.arrivals_ns.empty() && client.arrivals_ns.front() < client.joins_ns)
-    refuse("it has work before it joins");
-  std::size_t before = 0;
-  for (const std::size_t end : client.request_ends) {
-    if (end <= before || end > client.launches.size()) refuse("its requests do not divide its launches");
-    before = end;
-  }
-  if (!client.request_ends.empty() && before != client.launches.size()) {
-    refuse("its last request does not end with its last launch");
-  }
+  return schedule::Decider(*schedule::find_policy(settings.policy));
 }
 
 Replay::Replay(std::span<const ReplayClient> clients, const ReplaySettings& settings)
     : settings_(settings), random_(settings.seed) {
-  check(settings);
+  check(clients, settings);
   const schedule::Decider policy = decider(settings);
-  if (clients.empty() || clients.size() > kMostClients) throw ConfigError("a simulation has 1 to 64 clients");
   for (const ReplayClient& spec : clients) {
-    check(spec);
     clients_.push_back(std::make_unique<Client>(spec, static_cast<int>(clients_.size()), settings, *layout_));
     Client& client = *clients_.back();
     client.gate.use_policy(policy);
@@ -295,24 +237,17 @@ Replay::Replay(std::span<const ReplayClient> clients, const ReplaySettings& sett
 }
 
 ReplayResult Replay::run() {
-  for (Client* client : latency_) add(client->trace->joins_ns, What::kJoin, client->slot);
   for (Client* client : best_effort_) add(client->launch(0).gap_ns, What::kHost, client->slot);
   for (Client* client : latency_) {
-    const auto foresee = [&](std::int64_t at_ns, What what) {
-      foreseen_.push_back({at_ns, order_++, what, client->slot, 0});
-    };
-    for (const std::int64_t arrival_ns : client->trace->arrivals_ns) {
-      if (client->trace->expect_ns > 0) {
-        foresee(std::max<std::int64_t>(arrival_ns - client->trace->expect_ns, 0), What::kExpect);
-      }
-      foresee(arrival_ns, What::kArrival);
-    }
+    add(client->trace->joins_ns, What::kJoin, client->slot);
+    await(*client, What::kArrival, 0);
+    if (client->trace->expect_ns > 0) await(*client, What::kExpect, 0);
   }
-  std::sort(foreseen_.begin(), foreseen_.end(), std::greater<>());
-  while (const std::optional<Event> event = next_event()) {
-    if (event->at_ns >= settings_.end_ns) break;
-    now_ns_ = event->at_ns;
-    handle(*event);
+  for (; !events_.empty() && events_.top().at_ns < settings_.end_ns;) {
+    const Event event = events_.top();
+    events_.pop();
+    now_ns_ = event.at_ns;
+    handle(event);
   }
   now_ns_ = settings_.end_ns;
   if (running_ != kNoClient) result_.busy_ns += std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
@@ -330,7 +265,7 @@ ReplayResult Replay::run() {
 }
 
 void Replay::handle(const Event& event) {
-  Client& client = *clients_[static_cast<std::size_t>(std::max(event.client, 0))];
+  Client& client = at(std::max(event.client, 0));
   switch (event.what) {
     case What::kJoin:
       layout_->latency |= bit(client.slot);
@@ -350,8 +285,12 @@ void Replay::handle(const Event& event) {
       if (event.generation == run_generation_) cut();
       return;
     case What::kArrival:
-      return arrive(client);
+      await(client, event.what, event.generation + 1);
+      ++client.arrived;
+      if (!client.in_region(*layout_) && !client.entering) ask_to_enter(client);
+      return;
     case What::kExpect:
+      await(client, event.what, event.generation + 1);
       return client.requests.expect(client.trace->expect_ns, now_ns_);
     case What::kEnter:
       if (client.entering) enter(client);
@@ -402,28 +341,21 @@ void Replay::host_looks_at_completion(Client& client) {
 // The program has waited for the GPU, or asked and found it done.
 void Replay::next_segment(Client& client) {
   schedule::Segments::Told told;
-  if (client.segments == nullptr || !client.segments->next(now_ns_, told)) return;
-  schedule::publish(told, client.words.latency_gpu_ns, client.words);
-  if (told.late_ns > 0 && schedule::worth_waking(told.left)) wake_gates();
+  if (client.segments != nullptr && client.segments->next(now_ns_, told)) tell(client, told);
 }
 
-void Replay::arrive(Client& client) {
-  ++client.arrived;
-  if (!client.in_region(*layout_) && !client.entering) {
-    client.entering = true;
-    client.asked_entry_ns = now_ns_;
-    enter(client);
-  }
+void Replay::ask_to_enter(Client& client) {
+  client.entering = true;
+  client.asked_entry_ns = now_ns_;
+  enter(client);
 }
 
 void Replay::enter(Client& client) {
   const auto entrant = [](const Client& one) {
-    const std::int64_t slo_ns = one.trace->slo_ns;
-    return schedule::Entrant{one.slot, one.trace->priority,
-                             slo_ns > 0 ? one.trace->arrivals_ns[one.served] + slo_ns : 0};
+    return schedule::Entrant{one.slot, one.trace->priority, one.deadline_ns()};
   };
   if (settings_.earliest_deadline_first) {
-    std::array<schedule::Entrant, kMostClients> others;
+    std::array<schedule::Entrant, arbiter::kSlotCount> others;
     std::size_t count = 0;
     for (const Client* other : latency_) {
       if (other != &client && (other->in_region(*layout_) || other->entering)) others[count++] = entrant(*other);
@@ -439,16 +371,13 @@ void Replay::enter(Client& client) {
   }
   client.entering = false;
   client.cold = true;
-  const std::int64_t slo_ns = client.trace->slo_ns;
-  const std::int64_t deadline_ns = slo_ns > 0 ? client.trace->arrivals_ns[client.served] + slo_ns : 0;
-  client.words.deadline_ns = deadline_ns;
-  client.requests.enter(slo_ns, /*alone=*/true);
+  client.words.deadline_ns = client.deadline_ns();
+  client.requests.enter(client.trace->slo_ns, /*alone=*/true);
   client.requests.begin(now_ns_, /*in_region=*/true);
-  if (client.segments != nullptr) begin_segments(client, deadline_ns);
+  if (client.segments != nullptr) begin_segments(client);
   layout_->active |= bit(client.slot);
   const auto& ends = client.trace->request_ends;
-  const std::size_t size = client.trace->launches.size();
-  std::uint64_t launches = size;
+  std::uint64_t launches = client.trace->launches.size();
   if (!ends.empty()) {
     const std::size_t request = client.served % ends.size();
     launches = ends[request] - (request == 0 ? 0 : ends[request - 1]);
@@ -458,24 +387,26 @@ void Replay::enter(Client& client) {
   add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
 }
 
-void Replay::begin_segments(Client& client, std::int64_t deadline_ns) {
+void Replay::begin_segments(Client& client) {
   std::optional<schedule::Segments::Target> target;
   if (settings_.policy == "slack") {
-    target.emplace(deadline_ns, schedule::Snapshot::kUnknownNs, settings_.margin_ns, best_effort_.empty());
-    if (const std::int64_t expected_ns = client.requests.expected_ns(); expected_ns > 0) {
-      target->expected_ns = expected_ns;
-    }
+    const std::int64_t expected_ns = client.requests.expected_ns();
+    target =
+        schedule::Segments::Target{client.deadline_ns(), expected_ns > 0 ? expected_ns : schedule::Snapshot::kUnknownNs,
+                                   settings_.margin_ns, best_effort_.empty()};
   }
   const bool sliced = settings_.sharing == Sharing::kTimeSlice && !best_effort_.empty();
   const auto key = static_cast<std::uint64_t>(client.trace->slo_ns);
-  const schedule::Segments::Told told = client.segments->begin(key, now_ns_, sliced, target);
+  tell(client, client.segments->begin(key, now_ns_, sliced, target));
+}
+
+void Replay::tell(Client& client, const schedule::Segments::Told& told) {
   schedule::publish(told, client.words.latency_gpu_ns, client.words);
   if (told.late_ns > 0 && schedule::worth_waking(told.left)) wake_gates();
 }
 
 void Replay::leave(Client& client) {
-  const std::int64_t arrival_ns = client.trace->arrivals_ns[client.served++];
-  const std::int64_t latency_ns = now_ns_ - arrival_ns;
+  const std::int64_t latency_ns = now_ns_ - client.trace->arrivals_ns[client.served++];
   client.result.latencies_ns.push_back(latency_ns);
   if (client.trace->slo_ns > 0 && latency_ns <= client.trace->slo_ns) ++client.result.met;
   client.requests.end(now_ns_, /*in_region=*/false);
@@ -483,11 +414,7 @@ void Replay::leave(Client& client) {
   if (client.segments != nullptr) client.segments->end(now_ns_);
   client.words.segment_late_ns = 0;
   layout_->active &= ~bit(client.slot);
-  if (client.served < client.arrived) {
-    client.entering = true;
-    client.asked_entry_ns = now_ns_;
-    enter(client);
-  }
+  if (client.served < client.arrived) ask_to_enter(client);
   for (Client* other : latency_) {
     if (other->entering) add(now_ns_ + settings_.reaction_ns, What::kEnter, other->slot);
   }
@@ -515,11 +442,10 @@ void Replay::ask(Client& client) {
   client.was_held = false;
   const TraceLaunch& launch = client.launch(client.submitted);
   const auto said_ns = static_cast<double>(launch.predicted_ns > 0 ? launch.predicted_ns : launch.duration_ns);
-  const double sigma = settings_.prediction_sigma;
   client.asking = {.stream = kStream, .by_launcher = settings_.offload};
-  client.asking.predicted_ns = static_cast<std::int64_t>(said_ns * (sigma > 0 ? std::exp(sigma * noise_(random_)) : 1));
-  client.asking.bound_ns =
-      static_cast<std::int64_t>(static_cast<double>(client.asking.predicted_ns) * std::exp(kBoundSigmas * sigma));
+  client.asking.predicted_ns = static_cast<std::int64_t>(said_ns * noise());
+  const double bound = std::exp(kBoundSigmas * settings_.prediction_sigma);
+  client.asking.bound_ns = static_cast<std::int64_t>(static_cast<double>(client.asking.predicted_ns) * bound);
 }
 
 void Replay::look(Client& client) {
@@ -527,10 +453,8 @@ void Replay::look(Client& client) {
   client.see_completions(now_ns_);
   if (client.asked_ns < 0) ask(client);
   if (layout_->latency == 0) return look_ungated(client);
-  if (settings_.foresee) {
-    for (Client* one : latency_) {
-      if (!one->in_region(*layout_)) one->requests.look_ahead(now_ns_);
-    }
+  for (Client* one : latency_) {
+    if (settings_.foresee && !one->in_region(*layout_)) one->requests.look_ahead(now_ns_);
   }
   schedule::GateMachine& gate = client.gate;
   if (gate.begin_gated()) mark_tail(client);
@@ -538,11 +462,9 @@ void Replay::look(Client& client) {
       gate.step(client.asking, kNoClient, nullptr, now_ns_, [] { return false; }, [&] { return !settings_.offload; });
   if (verdict.passed_on) wake_gates();
   if (verdict.exception != schedule::Exception::kNone) ++client.result.exceptions;
-  if (verdict.waits()) {
-    layout_->waiting = verdict.announce ? layout_->waiting | bit(client.slot) : layout_->waiting & ~bit(client.slot);
-    return look_at(client, now_ns_ + std::max(verdict.look_in_ns, settings_.reaction_ns));
-  }
-  layout_->waiting &= ~bit(client.slot);
+  const bool announces = verdict.waits() && verdict.announce;
+  layout_->waiting = announces ? layout_->waiting | bit(client.slot) : layout_->waiting & ~bit(client.slot);
+  if (verdict.waits()) return look_at(client, now_ns_ + std::max(verdict.look_in_ns, settings_.reaction_ns));
   if (gate.submit(client.asking, verdict.ticket, now_ns_).segment < 0) ++client.result.uncounted;
   submit(client, &gate.seen(), verdict.ticket);
 }
@@ -550,7 +472,8 @@ void Replay::look(Client& client) {
 // While no latency client is there.
 void Replay::look_ungated(Client& client) {
   schedule::GateMachine& gate = client.gate;
-  const std::uint64_t key = estimate_key(client.submitted % client.trace->launches.size());
+  // A launch of a trace is what a kernel's geometry is in the gate.
+  const std::uint64_t key = client.submitted % client.trace->launches.size() + 1;
   schedule::Estimates::Found found = gate.estimate(key);
   if (!found.known) found = gate.note(key, client.asking.predicted_ns);
   schedule::Snapshot seen;
@@ -617,11 +540,7 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, const schedu
   job.duration_ns = job.remaining_ns = launch.duration_ns;
   job.kernel_ns = (launch.duration_ns + launch.kernels - 1) / launch.kernels;
   job.ready_ns = now_ns_ + settings_.launch_ns;
-  LaunchRecord record;
-  record.client = client.slot;
-  record.number = client.submitted;
-  record.handed_ns = client.handed_ns.front();
-  record.submitted_ns = now_ns_;
+  LaunchRecord record{client.slot, client.submitted, client.handed_ns.front(), now_ns_};
   if (seen != nullptr) note_admission(client, *seen, record);
   if (client.segments != nullptr) {
     const schedule::Segments::Launch launched = client.segments->launch([&] { return now_ns_; });
@@ -653,8 +572,10 @@ void Replay::reaches_gpu(Client& client) {
   const schedule::GateMachine::Ticket& ticket = client.jobs[client.ready_jobs++].ticket;
   if (ticket.entry >= 0) {
     client.gate.submitted(ticket, /*accepted=*/true, /*recorded=*/true, now_ns_);
-    client.see_completions(now_ns_);
-    if (ticket.admitted_ns != 0) client.gate.learn_lead(ticket, now_ns_);
+    if (ticket.admitted_ns != 0) {
+      client.see_completions(now_ns_);
+      client.gate.learn_lead(ticket, now_ns_);
+    }
   }
   run_gpu();
 }
@@ -672,12 +593,10 @@ bool Replay::another_ready() const {
 int Replay::choose() const {
   if (settings_.sharing == Sharing::kTimeSlice) {
     const int count = static_cast<int>(clients_.size());
-    const bool stays =
-        last_ != kNoClient && clients_[static_cast<std::size_t>(last_)]->ready() && now_ns_ < slice_end_ns_;
-    if (stays) return last_;
+    if (last_ != kNoClient && at(last_).ready() && now_ns_ < slice_end_ns_) return last_;
     for (int step = 1; step <= count; ++step) {
       const int slot = (std::max(last_, 0) + step) % count;
-      if (clients_[static_cast<std::size_t>(slot)]->ready()) return slot;
+      if (at(slot).ready()) return slot;
     }
     return kNoClient;
   }
@@ -698,7 +617,7 @@ void Replay::run_gpu() {
   const bool slices = settings_.sharing == Sharing::kTimeSlice;
   if (slices && slice_end_ns_ == kForeverNs && last_ != kNoClient && another_ready()) {
     // A slice renews while no other client wants the GPU.
-    const std::int64_t slice_ns = slice_ns_of(*clients_[static_cast<std::size_t>(last_)]);
+    const std::int64_t slice_ns = slice_ns_of(at(last_));
     const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / slice_ns;
     slice_end_ns_ = slice_start_ns_ + (passed + 1) * slice_ns;
     if (running_ != kNoClient) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
@@ -706,11 +625,10 @@ void Replay::run_gpu() {
   if (running_ != kNoClient) return;
   const int chosen = choose();
   if (chosen == kNoClient) return;
-  Client& client = *clients_[static_cast<std::size_t>(chosen)];
+  Client& client = at(chosen);
   std::int64_t switch_ns = 0;
   if (last_ != kNoClient && last_ != chosen) {
-    const bool cold = client.cold && clients_[static_cast<std::size_t>(last_)]->best_effort;
-    if (slices || cold) switch_ns = settings_.switch_ns;
+    if (slices || (client.cold && at(last_).best_effort)) switch_ns = settings_.switch_ns;
   }
   client.cold = false;
   Job& job = client.jobs.front();
@@ -730,13 +648,20 @@ void Replay::run_gpu() {
   if (slices && slice_end_ns_ != kForeverNs) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
 }
 
-void Replay::complete() {
-  Client& client = *clients_[static_cast<std::size_t>(running_)];
-  Job& front = client.jobs.front();
-  front.remaining_ns -= std::min(now_ns_ - run_start_ns_, front.remaining_ns);
-  result_.busy_ns += now_ns_ - run_start_ns_;
+// The job that runs stops: it is complete, or cut.
+Job& Replay::stop() {
+  Job& job = at(running_).jobs.front();
+  const std::int64_t ran_ns = std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
+  job.remaining_ns -= std::min(ran_ns, job.remaining_ns);
+  result_.busy_ns += ran_ns;
   running_ = kNoClient;
   ++run_generation_;
+  return job;
+}
+
+void Replay::complete() {
+  Client& client = at(running_);
+  Job& front = stop();
   if (front.remaining_ns > 0) {
     front.ready_ns = now_ns_;
     return run_gpu();
@@ -750,9 +675,8 @@ void Replay::complete() {
   ++client.result.launches;
   client.result.gpu_ns += job.duration_ns;
   if (job.is_timed) {
-    const double noise = settings_.prediction_sigma > 0 ? std::exp(settings_.prediction_sigma * noise_(random_)) : 1;
     const auto measured_ns = static_cast<double>(job.duration_ns + settings_.kernel_gap_ns);
-    client.segments->took(job.in_segment, static_cast<std::int64_t>(measured_ns * noise));
+    client.segments->took(job.in_segment, static_cast<std::int64_t>(measured_ns * noise()));
   }
   if (settings_.log) result_.log[job.record].end_ns = now_ns_;
   if (client.best_effort) wake_gates();
@@ -762,12 +686,7 @@ void Replay::complete() {
 
 void Replay::cut() {
   if (!another_ready()) return;
-  Job& job = clients_[static_cast<std::size_t>(running_)]->jobs.front();
-  const std::int64_t ran_ns = std::max<std::int64_t>(now_ns_ - run_start_ns_, 0);
-  job.remaining_ns -= std::min(ran_ns, job.remaining_ns);
-  result_.busy_ns += ran_ns;
-  running_ = kNoClient;
-  ++run_generation_;
+  stop();
   run_gpu();
 }
 

@@ -143,6 +143,9 @@ struct ReplayResult {
 inline constexpr std::uint64_t kRing = 1024;  // launches in the ring, or on their way to the GPU
 
 // Throws ConfigError: a client or a setting has no meaning; the message names it.
+void check(std::span<const ReplayClient> clients, const ReplaySettings& settings);
+
+// Throws ConfigError as check() does.
 ReplayResult replay(std::span<const ReplayClient> clients, const ReplaySettings& settings);
 
 }  // namespace cudasched::simulate
