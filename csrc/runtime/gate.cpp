@@ -193,28 +193,8 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   }
   schedule::Ledger& ledger = machine_.ledger();
   if (ledger.launches() == 0) ledger.look(now_ns(), machine_.gpu());
-  bool was_held = false;
-  TracedWait traced;
-  while (!interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found) &&
-         hot().scheduling.load(std::memory_order_relaxed)) {
-    const driver::RelaxedCapture relaxed;
-    retire(now_ns());
-    const schedule::GateMachine::Verdict verdict = machine_.step_ungated(
-        stream, found, was_held, [&] { return must_not_wait(waiver); },
-        [&] { return waiver == nullptr || waiver->opening->others_behind(); });
-    if (verdict.exception != schedule::Exception::kNone) note_exception(verdict.exception, count);
-    if (!verdict.waits()) break;
-    lock.unlock();
-    traced.waits(call, ordinal_, telemetry::WaitReason::kBacklog);
-    Waiter::sleep_for(verdict.look_in_ns);
-    if (latency_clients()) {
-      traced.ends(call, ordinal_);
-      return admit_gated(call, count, waiver);
-    }
-    lock.lock();
-  }
-  traced.ends(call, ordinal_);
-  if (was_held) hot().counters.was_held(telemetry::WaitReason::kBacklog);
+  const bool is_much = !interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found);
+  if (is_much && hold_ungated(call, found, count, waiver, lock)) return admit_gated(call, count, waiver);
   if (found.proven) note_length(found.duration_ns);
   if (found.is_collective) machine_.neighbours().collective_submitted(now_ns());
   Pass pass;
@@ -233,6 +213,33 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   if (make_ready(call.site.caller.context)) pass.completion = markers_.event(entry.segment);
   pass.may_go_unmarked = found.proven && ledger.may_stay_open(entry.segment);
   return pass;
+}
+
+// Until less is in flight. True: a latency client has come, and `lock` is given back.
+bool Gate::hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found, telemetry::Shard& count,
+                        const Waiver* waiver, std::unique_lock<SpinLock>& lock) noexcept {
+  const driver::RelaxedCapture relaxed;
+  bool was_held = false;
+  bool has_come = false;
+  TracedWait traced;
+  while (!interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found) &&
+         hot().scheduling.load(std::memory_order_relaxed)) {
+    retire(now_ns());
+    const schedule::GateMachine::Verdict verdict = machine_.step_ungated(
+        id_of(call.stream), found, was_held, [&] { return must_not_wait(waiver); },
+        [&] { return waiver == nullptr || waiver->opening->others_behind(); });
+    if (verdict.exception != schedule::Exception::kNone) note_exception(verdict.exception, count);
+    if (!verdict.waits()) break;
+    lock.unlock();
+    traced.waits(call, ordinal_, telemetry::WaitReason::kBacklog);
+    Waiter::sleep_for(verdict.look_in_ns);
+    has_come = latency_clients();
+    if (has_come) break;
+    lock.lock();
+  }
+  traced.ends(call, ordinal_);
+  if (was_held && !has_come) hot().counters.was_held(telemetry::WaitReason::kBacklog);
+  return has_come;
 }
 
 // ---- beside a latency client ---------------------------------------------------------------------------------------
@@ -283,7 +290,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         launch.bound_ns = prediction.bound_ns;
       }
       verdict = machine_.step(
-          launch, own_latency_->slot(), meets ? &members : nullptr, now, [&] { return must_not_wait(waiver); },
+          launch, pass, own_latency_->slot(), meets ? &members : nullptr, now, [&] { return must_not_wait(waiver); },
           [&] { return waiver == nullptr || waiver->opening->others_behind(); });
       const schedule::Snapshot& seen = machine_.seen();
       if (verdict.passed_on) table_->wake_all();
@@ -296,7 +303,6 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         next_end_ns = machine_.ledger().next_end_ns();
       } else {
         if (verdict.unmet) count.unmet_collectives.fetch_add(1, std::memory_order_relaxed);
-        static_cast<schedule::GateMachine::Ticket&>(pass) = verdict.ticket;
         start = enter(call, prediction, launch, pass, now);
       }
     }

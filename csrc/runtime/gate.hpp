@@ -183,6 +183,9 @@ class Gate {
   void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
+  [[gnu::noinline]] bool hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found,
+                                      telemetry::Shard& count, const Waiver* waiver,
+                                      std::unique_lock<SpinLock>& lock) noexcept;
   bool make_ready(CUcontext context) noexcept;
   void mark_tail(CUstream stream) noexcept;
   void retire(std::int64_t now_ns) noexcept;
@@ -190,8 +193,9 @@ class Gate {
   std::unique_lock<SpinLock> lock_soon() noexcept;
   void note_exception(schedule::Exception exception, telemetry::Shard& count) noexcept;
   void take_policy(const schedule::Decider& policy) noexcept;
-  CUevent enter(const queue::Call& call, const predict::Prediction& prediction,
-                const schedule::GateMachine::Launch& launch, Pass& pass, std::int64_t now_ns) noexcept;
+  [[gnu::always_inline]] inline CUevent enter(const queue::Call& call, const predict::Prediction& prediction,
+                                              const schedule::GateMachine::Launch& launch, Pass& pass,
+                                              std::int64_t now_ns) noexcept;
 
   // That launches are held for: on this GPU, or another one of the job.
   bool latency_clients() const noexcept {

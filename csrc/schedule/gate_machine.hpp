@@ -82,7 +82,6 @@ class GateMachine {
     bool unmet = false;                      // a collective that goes without another member's
     std::int64_t look_in_ns = 0;             // look again then, at the latest,
     std::int64_t may_be_late_ns = 0;         // or later by this
-    Ticket ticket;
 
     bool waits() const noexcept { return decision.answer != Answer::kSubmit; }
   };
@@ -109,11 +108,15 @@ class GateMachine {
       const bool marked = state == Ledger::State::kMarked;
       if (marked ? !is_complete(segment) : !ledger_.has_run_out(segment)) return false;
       const Ledger::Completed completed = ledger_.complete(segment);
-      learn(segment, completed, marked);
+      if (at(segment).estimated) learn(segment, completed, marked);
       done(segment, completed, marked);
       return true;
     });
-    looked(now_ns, before);
+    // Somewhere between the two looks.
+    if (ledger_.launches() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (looked_ns_ + now_ns) / 2;
+    looked_ns_ = now_ns;
+    // Others count what this client has in flight until they hear that it is done.
+    if (ledger_.completions() != before) neighbours_.publish(now_ns + ledger_.remaining_ns());
   }
 
   // ---- beside a latency client
@@ -122,13 +125,13 @@ class GateMachine {
   bool begin_gated() noexcept { return !std::exchange(gated_, true); }
   bool gated() const noexcept { return gated_; }
 
-  // The launch looks, after look(). `own_latency`: the slot of this process's latency client, -1: it has none.
-  // `members`: how far other members of its job are, whose collectives are to go with this one; null: it is none.
-  // `must_go()`: it may not wait. `others_queued()`: are operations of other streams queued behind it? Both are asked
-  // only where it is held.
+  // The launch looks, after look(); its ticket is made out where it is admitted. `own_latency`: the slot of this
+  // process's latency client, -1: it has none. `members`: how far other members of its job are, whose collectives are
+  // to go with this one; null: it is none. `must_go()`: it may not wait. `others_queued()`: are operations of other
+  // streams queued behind it? Both are asked only where it is held.
   template <typename MustGo, typename OthersQueued>
-  Verdict step(Launch& launch, int own_latency, const JobProgress* members, std::int64_t now_ns, MustGo&& must_go,
-               OthersQueued&& others_queued) noexcept {
+  Verdict step(Launch& launch, Ticket& ticket, int own_latency, const JobProgress* members, std::int64_t now_ns,
+               MustGo&& must_go, OthersQueued&& others_queued) noexcept {
     Verdict verdict = decide(launch, own_latency, members, now_ns);
     if (verdict.waits()) {
       if (must_go()) {
@@ -138,14 +141,24 @@ class GateMachine {
         if (verdict.exception != Exception::kNone) verdict.decision = {};
       }
     }
-    if (!verdict.waits()) admit(launch, own_latency, now_ns, verdict);
+    if (!verdict.waits()) admit(launch, ticket, own_latency, now_ns, verdict);
     return verdict;
   }
   // What the policy was shown.
   const Snapshot& seen() const noexcept { return seen_; }
 
   // The admitted launch goes to the driver now.
-  Ledger::Entry submit(const Launch& launch, Ticket& ticket, std::int64_t now_ns) noexcept;
+  Ledger::Entry submit(const Launch& launch, Ticket& ticket, std::int64_t now_ns) noexcept {
+    const Ledger::Entry entry = ledger_.submit(launch.stream, launch.predicted_ns, /*mark=*/true);
+    ticket.entry = entry.segment;
+    ticket.generation = generation_;
+    if (entry.segment >= 0) {
+      at(entry.segment).estimated = false;
+      note_due(entry.segment, launch.stream, now_ns);
+    }
+    neighbours_.publish(now_ns + ledger_.remaining_ns());
+    return entry;
+  }
 
   // ---- while no latency client is there
 
@@ -182,7 +195,21 @@ class GateMachine {
   }
   // The launch goes to the driver now. Without a marker nothing more is to be done: the ticket has no entry then.
   Ledger::Entry submit_ungated(std::uint64_t stream, std::uint64_t key, const Estimates::Found& found,
-                               Ticket& ticket) noexcept;
+                               Ticket& ticket) noexcept {
+    const Ledger::Entry entry = ledger_.submit(stream, found.duration_ns, /*mark=*/!found.proven);
+    ticket.predicted_ns = found.duration_ns;
+    if (entry.segment < 0) return entry;
+    const bool tells = entry.marks && (!found.proven || ledger_.segment_launches(entry.segment) == 1);
+    Note& note = at(entry.segment);
+    note.key = tells ? key : 0;
+    note.others_ns = ledger_.predicted_ns(entry.segment) - found.duration_ns;
+    note.estimated = true;
+    note.due_ns = kNotDueNs;
+    if (!entry.marks) return entry;
+    ticket.entry = entry.segment;
+    ticket.generation = generation_;
+    return entry;
+  }
   // One with a marker is predicted to end by what is in flight before it.
   void note_due(int segment, std::uint64_t stream, std::int64_t now_ns) noexcept {
     at(segment).due_ns = now_ns + ledger_.remaining_ns(stream);
@@ -192,7 +219,20 @@ class GateMachine {
 
   // The launch call has returned. `recorded`: the marker is behind it. False: the context went meanwhile. Where the
   // ticket tells the lead, a look() and learn_lead() are to follow.
-  bool submitted(const Ticket& ticket, bool accepted, bool recorded, std::int64_t now_ns) noexcept;
+  bool submitted(const Ticket& ticket, bool accepted, bool recorded, std::int64_t now_ns) noexcept {
+    submitted_ns_ = now_ns;
+    if (ticket.generation != generation_) return false;
+    if (!recorded) {
+      at(ticket.entry) = {};
+      ledger_.pin(ticket.entry, false);
+    }
+    if (accepted) {
+      ledger_.submitted(ticket.entry, recorded);
+    } else {
+      ledger_.withdraw(ticket.entry, ticket.predicted_ns);
+    }
+    return true;
+  }
   // Had the GPU run out of our work when the launch reached it? Then the lead was too small, if it is what held it.
   void learn_lead(const Ticket& ticket, std::int64_t now_ns) noexcept;
 
@@ -230,13 +270,25 @@ class GateMachine {
   };
 
   Note& at(int segment) noexcept { return notes_[static_cast<std::size_t>(segment)]; }
-  void looked(std::int64_t now_ns, std::uint64_t completions_before) noexcept;
   void learn(int segment, const Ledger::Completed& completed, bool marked) noexcept;
   Verdict decide(Launch& launch, int own_latency, const JobProgress* members, std::int64_t now_ns) noexcept;
   Verdict decide_ungated(std::uint64_t stream, const Estimates::Found& found) noexcept;
-  void begin(Launch& launch, std::int64_t now_ns) noexcept;
-  void gather(const Launch& launch, int own_latency, Verdict& verdict, std::int64_t now_ns) noexcept;
-  void admit(const Launch& launch, int own_latency, std::int64_t now_ns, Verdict& verdict) noexcept;
+  void admit(const Launch& launch, Ticket& ticket, int own_latency, std::int64_t now_ns, Verdict& verdict) noexcept {
+    verdict.again = !neighbours_.admitted(seen_, own_latency);
+    if (verdict.again) return;
+    ticket.predicted_ns = launch.predicted_ns;
+    ticket.dry = ledger_.launches() == 0;
+    // Where something else held it, latency work or a turn, a GPU that ran dry says nothing about the lead.
+    if (settings_.adaptive_lead && launch.tells_lead && launch.only_for_lead && !launch.late &&
+        latency_seen_ns_ < admitted_ns_) {
+      ticket.admitted_ns = now_ns;
+      ticket.held_ns = launch.held_ns;
+      ticket.dry_since_ns = ticket.dry ? dry_since_ns_ : 0;
+    }
+    if (launch.is_collective) verdict.unmet = neighbours_.collective_submitted(now_ns);
+    admitted_ns_ = now_ns;
+    dry_since_ns_ = 0;
+  }
 
   // The launch is held because of what is in flight: is it to go nonetheless?
   template <typename OthersQueued>

@@ -14,7 +14,6 @@
 #include "arbiter/table.hpp"
 #include "schedule/deadline.hpp"
 #include "schedule/gate_machine.hpp"
-#include "schedule/policy.hpp"
 #include "schedule/requests.hpp"
 
 namespace cudasched::simulate {
@@ -69,6 +68,12 @@ struct Client {
   const TraceLaunch& launch(std::uint64_t number) const { return trace->launches[number % trace->launches.size()]; }
   bool ready() const { return ready_jobs > 0; }
   bool in_region(const arbiter::Layout& layout) const { return (layout.active & bit(slot)) != 0; }
+  std::uint64_t request_launches() const {
+    const auto& ends = trace->request_ends;
+    if (ends.empty()) return trace->launches.size();
+    const std::size_t request = served % ends.size();
+    return ends[request] - (request == 0 ? 0 : ends[request - 1]);
+  }
   // Of the next request to be served; 0: none.
   std::int64_t deadline_ns() const { return trace->slo_ns > 0 ? trace->arrivals_ns[served] + trace->slo_ns : 0; }
   // Its gate looks which launches are complete.
@@ -255,8 +260,8 @@ ReplayResult Replay::run() {
   for (const auto& client : clients_) {
     if (result_.policy_refused.empty()) result_.policy_refused = client->gate.refused_policy();
     client->result.unserved = client->arrived - client->served;
-    if (client->submitted > 0)
-      client->result.mean_lead_ns = client->lead_sum_ns / static_cast<double>(client->submitted);
+    const auto submitted = static_cast<double>(std::max<std::uint64_t>(client->submitted, 1));
+    client->result.mean_lead_ns = client->lead_sum_ns / submitted;
     if (client->segments != nullptr) client->result.segments = client->segments->counts();
     result_.launches += client->submitted;
     result_.clients.push_back(std::move(client->result));
@@ -376,13 +381,7 @@ void Replay::enter(Client& client) {
   client.requests.begin(now_ns_, /*in_region=*/true);
   if (client.segments != nullptr) begin_segments(client);
   layout_->active |= bit(client.slot);
-  const auto& ends = client.trace->request_ends;
-  std::uint64_t launches = client.trace->launches.size();
-  if (!ends.empty()) {
-    const std::size_t request = client.served % ends.size();
-    launches = ends[request] - (request == 0 ? 0 : ends[request - 1]);
-  }
-  client.request_end = client.pushed + launches;
+  client.request_end = client.pushed + client.request_launches();
   // What was recorded before a request's first launch is how long the program waited for it.
   add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
 }
@@ -458,15 +457,16 @@ void Replay::look(Client& client) {
   }
   schedule::GateMachine& gate = client.gate;
   if (gate.begin_gated()) mark_tail(client);
-  schedule::GateMachine::Verdict verdict =
-      gate.step(client.asking, kNoClient, nullptr, now_ns_, [] { return false; }, [&] { return !settings_.offload; });
+  schedule::GateMachine::Ticket ticket;
+  const schedule::GateMachine::Verdict verdict = gate.step(
+      client.asking, ticket, kNoClient, nullptr, now_ns_, [] { return false; }, [&] { return !settings_.offload; });
   if (verdict.passed_on) wake_gates();
   if (verdict.exception != schedule::Exception::kNone) ++client.result.exceptions;
   const bool announces = verdict.waits() && verdict.announce;
   layout_->waiting = announces ? layout_->waiting | bit(client.slot) : layout_->waiting & ~bit(client.slot);
   if (verdict.waits()) return look_at(client, now_ns_ + std::max(verdict.look_in_ns, settings_.reaction_ns));
-  if (gate.submit(client.asking, verdict.ticket, now_ns_).segment < 0) ++client.result.uncounted;
-  submit(client, &gate.seen(), verdict.ticket);
+  if (gate.submit(client.asking, ticket, now_ns_).segment < 0) ++client.result.uncounted;
+  submit(client, &gate.seen(), ticket);
 }
 
 // While no latency client is there.
