@@ -2,8 +2,8 @@
 //
 // A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
 // which records its marker. The caller is the launcher thread for what was deferred (runtime/offload.hpp), else the
-// program's own. schedule::GateMachine decides. This gives it the time, predictions and completions, locks it, and
-// waits. Three parts of runtime/gate/ do that:
+// program's own. schedule::GateMachine decides. The gate passes time, predictions and completions to the machine under
+// a lock, and waits. Three parts of runtime/gate/ help:
 //
 //   Markers  the events that say what is complete
 //   Sampler  predictions, and which launches are timed

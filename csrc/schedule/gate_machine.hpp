@@ -1,10 +1,10 @@
-// The gate's decisions, for a program (runtime/gate.hpp) and for a simulation (simulate/replay.hpp): what is in flight,
-// what a policy is shown, what its answer comes to, and what an admission changes.
+// The gate's decisions, for programs (runtime/gate.hpp) and simulations (simulate/replay.hpp): the work in flight, a
+// policy's snapshot, the limits of the policy's answer, and the effects of an admission.
 //
-// The caller has the clock, the driver and the predictor. It calls look() with what the driver says is complete; then
-// step() for a launch that asks beside a latency client, until that is admitted; submit() before the launch goes to the
-// driver, and submitted() behind that. While no latency client is there, launches are counted by estimates, and what is
-// in flight is bounded: estimate(), step_ungated() and submit_ungated().
+// The caller has the clock, the driver and the predictor. look() takes the time and the completions. Beside a latency
+// client, a launch calls step() until the verdict admits it. submit() precedes the driver's call, submitted() follows
+// it. Without a latency client, launches count by estimates and the time in flight is bounded: estimate(),
+// step_ungated() and submit_ungated().
 //
 // Pure: no clock, no driver, no allocation, no system call. Not thread-safe but for neighbours().latency_active(): the
 // caller holds a lock. 120 KiB.
@@ -30,9 +30,8 @@ namespace cudasched::schedule {
 
 class GateMachine {
  public:
-  // Between two looks of a launch that waits: for its turn, which may expire without a word; for latency work, whose
-  // client may have died; for other members of its job; and for less to be in flight while no latency client is there,
-  // where that is proven to be what it is taken for or not, against the shortest it may be.
+  // Between two looks of a waiting launch: for a turn, which may expire without a word; for latency work, whose client
+  // may have died; for other members of a job; without a latency client, by a proven estimate and by an unproven one.
   static constexpr std::int64_t kTurnLookNs = 500'000;
   static constexpr std::int64_t kLatencyLookNs = 5'000'000;
   static constexpr std::int64_t kMeetLookNs = 30'000;
@@ -40,48 +39,48 @@ class GateMachine {
   static constexpr std::int64_t kUnprovenLookNs = 50'000;
   static constexpr std::int64_t kNotDueNs = INT64_MAX;
 
-  // A launch that asks beside a latency client, and what its looks so far have seen.
+  // A launch beside a latency client, from its first look to its admission.
   struct Launch {
     std::uint64_t stream = 0;
     std::int64_t predicted_ns = 0;
     std::int64_t bound_ns = 0;
-    bool by_launcher = false;    // it was ready when the one before was submitted
-    bool is_collective = false;  // of its job
-    bool tells_lead = true;      // its completion will be seen
+    bool by_launcher = false;    // the launcher thread had the launch ready
+    bool is_collective = false;  // of the client's job
+    bool tells_lead = true;      // the driver will report the completion
 
-    std::int64_t looked_ns = 0;  // 0: not yet
-    bool was_active = false;     // what the last look saw: latency work,
-    bool for_turn = false;       // and what the launch was held for
-    bool for_lead = false;
-    bool was_for_lead = false;  // once
-    bool only_for_lead = true;  // nothing else has held it
-    bool late = false;          // the GPU ran out of work because the program had none for it
-    std::int64_t calm_ns = 0;   // waited in all: while no latency work was active,
-    std::int64_t turn_ns = 0;   // for the turn,
-    std::int64_t held_ns = 0;   // and because the lead was in flight
+    std::int64_t looked_ns = 0;  // the last look; 0: none
+    bool was_active = false;     // latency work, at the last look
+    bool for_turn = false;       // the launch waits for a turn,
+    bool for_lead = false;       // or because the lead is in flight
+    bool was_for_lead = false;   // at some look
+    bool only_for_lead = true;   // at every look
+    bool late = false;           // the GPU ran dry before the program launched
+    std::int64_t calm_ns = 0;    // waited without active latency work,
+    std::int64_t turn_ns = 0;    // for a turn,
+    std::int64_t held_ns = 0;    // and for the lead
   };
 
-  // What an admitted launch is until its completion is known. 0 in `admitted_ns`: it tells the lead nothing.
+  // An admitted launch until its completion.
   struct Ticket {
-    int entry = Ledger::kNone;     // the segment whose marker it records; kNone: nothing is to be reported
-    std::uint32_t generation = 0;  // of the ledger: it starts anew when the context goes
+    int entry = Ledger::kNone;     // the segment of the launch's marker; kNone: submitted() is not to be called
+    std::uint32_t generation = 0;  // of the ledger, which starts anew when the context goes
     std::int64_t predicted_ns = 0;
-    std::int64_t admitted_ns = 0;
+    std::int64_t admitted_ns = 0;   // 0: the lead learns nothing from the launch
     std::int64_t held_ns = 0;       // for the lead
-    std::int64_t dry_since_ns = 0;  // since when nothing of ours had been in flight; 0: something was
-    bool dry = false;               // nothing else of ours was in flight
+    std::int64_t dry_since_ns = 0;  // the beginning of the time without work in flight; 0: work was in flight
+    bool dry = false;               // no other launch was in flight
   };
 
   struct Verdict {
-    Decision decision;                       // kSubmit: the launch is admitted
-    Exception exception = Exception::kNone;  // by which it is, though it was held
-    bool again = false;                      // another gate took the slack that was seen: look again at once
-    bool for_members = false;                // the policy would let it go: it waits for other members of its job
-    bool announce = false;                   // other clients are to know that it waits
-    bool passed_on = false;                  // the turn was: those that wait are to look
-    bool unmet = false;                      // a collective that goes without another member's
-    std::int64_t look_in_ns = 0;             // look again then, at the latest,
-    std::int64_t may_be_late_ns = 0;         // or later by this
+    Decision decision;                       // kSubmit: admitted
+    Exception exception = Exception::kNone;  // the reason to admit a held launch
+    bool again = false;                      // another gate took the slack: look again at once
+    bool for_members = false;                // the launch waits for other members of the job alone
+    bool announce = false;                   // other clients are to know that the launch waits
+    bool passed_on = false;                  // the turn has a new owner: waiting clients are to look
+    bool unmet = false;                      // a collective goes without another member's
+    std::int64_t look_in_ns = 0;             // the latest time of the next look,
+    std::int64_t may_be_late_ns = 0;         // and the tolerance
 
     bool waits() const noexcept { return decision.answer != Answer::kSubmit; }
   };
@@ -95,8 +94,8 @@ class GateMachine {
   void use_policy(const Decider& policy) noexcept;
   std::string_view refused_policy() const noexcept { return decider_.refused(); }
 
-  // The time is `now_ns`. `is_complete(segment)`: what the driver says of a segment with a marker. done(segment,
-  // completed, marked) is called for each that is complete, `marked` where the driver said so and not the clock.
+  // The time is `now_ns`. `is_complete(segment)`: the driver's word on a segment's marker. Calls done(segment,
+  // completed, marked) for each complete segment, `marked` by the driver's word and not by the clock.
   template <typename IsComplete, typename Done>
   void look(std::int64_t now_ns, IsComplete&& is_complete, Done&& done) noexcept {
     const std::uint64_t before = ledger_.completions();
@@ -115,20 +114,20 @@ class GateMachine {
     // Somewhere between the two looks.
     if (ledger_.launches() == 0 && dry_since_ns_ == 0) dry_since_ns_ = (looked_ns_ + now_ns) / 2;
     looked_ns_ = now_ns;
-    // Others count what this client has in flight until they hear that it is done.
+    // Other clients count this one's work in flight until they hear of the completion.
     if (ledger_.completions() != before) neighbours_.publish(now_ns + ledger_.remaining_ns());
   }
 
   // ---- beside a latency client
 
-  // A launch asks beside one. True: none was there before.
+  // A launch asks. True: the last one found no latency client.
   bool begin_gated() noexcept { return !std::exchange(gated_, true); }
   bool gated() const noexcept { return gated_; }
 
-  // The launch looks, after look(); its ticket is made out where it is admitted. `own_latency`: the slot of this
-  // process's latency client, -1: it has none. `members`: how far other members of its job are, whose collectives are
-  // to go with this one; null: it is none. `must_go()`: it may not wait. `others_queued()`: are operations of other
-  // streams queued behind it? Both are asked only where it is held.
+  // The launch looks, after look(); an admission makes out the ticket. `own_latency`: the slot of this process's
+  // latency client, -1: none. `members`: the progress of a job's other members, for a collective; else null. must_go():
+  // the launch may not wait. others_queued(): operations of other streams are queued behind the launch. The machine
+  // asks both of a held launch alone.
   template <typename MustGo, typename OthersQueued>
   Verdict step(Launch& launch, Ticket& ticket, int own_latency, const JobProgress* members, std::int64_t now_ns,
                MustGo&& must_go, OthersQueued&& others_queued) noexcept {
@@ -144,7 +143,7 @@ class GateMachine {
     if (!verdict.waits()) admit(launch, ticket, own_latency, now_ns, verdict);
     return verdict;
   }
-  // What the policy was shown.
+  // The policy's last snapshot.
   const Snapshot& seen() const noexcept { return seen_; }
 
   // The admitted launch goes to the driver now.
@@ -162,7 +161,7 @@ class GateMachine {
 
   // ---- while no latency client is there
 
-  // By the launch's key; where there is none, ask the predictor and note() what it says.
+  // By the launch's key. For an unknown key, note() the predictor's answer.
   Estimates::Found estimate(std::uint64_t key) noexcept {
     if (gated_) estimates_.clear();  // the predictor has learned
     gated_ = false;
@@ -172,14 +171,14 @@ class GateMachine {
     estimates_.note(key, duration_ns, is_collective);
     return estimates_.find(key);
   }
-  // May it be too much, without a look at the clock?
+  // May the launch exceed the bound? Without a look at the clock.
   bool is_much(const Estimates::Found& found) const noexcept {
     return !unbounded_ && ledger_.launches() >= kFewestUngated &&
            ledger_.submitted_ns() + found.duration_ns > kMostUngatedNs;
   }
   bool unbounded() const noexcept { return unbounded_; }  // the policy is to let everything go
 
-  // The launch looks, after look(). `was_held`: by an earlier look.
+  // The launch looks, after look(). `was_held`: an earlier look held the launch.
   template <typename MustGo, typename OthersQueued>
   Verdict step_ungated(std::uint64_t stream, const Estimates::Found& found, bool& was_held, MustGo&& must_go,
                        OthersQueued&& others_queued) noexcept {
@@ -193,7 +192,7 @@ class GateMachine {
     if (verdict.exception != Exception::kNone) verdict.decision = {};
     return verdict;
   }
-  // The launch goes to the driver now. Without a marker nothing more is to be done: the ticket has no entry then.
+  // The launch goes to the driver now. The ticket of a launch without a marker has no entry.
   Ledger::Entry submit_ungated(std::uint64_t stream, std::uint64_t key, const Estimates::Found& found,
                                Ticket& ticket) noexcept {
     const Ledger::Entry entry = ledger_.submit(stream, found.duration_ns, /*mark=*/!found.proven);
@@ -210,15 +209,15 @@ class GateMachine {
     ticket.generation = generation_;
     return entry;
   }
-  // One with a marker is predicted to end by what is in flight before it.
+  // Notes the predicted end of a segment with a marker.
   void note_due(int segment, std::uint64_t stream, std::int64_t now_ns) noexcept {
     at(segment).due_ns = now_ns + ledger_.remaining_ns(stream);
   }
 
   // ---- both
 
-  // The launch call has returned. `recorded`: the marker is behind it. False: the context went meanwhile. Where the
-  // ticket tells the lead, a look() and learn_lead() are to follow.
+  // The launch call has returned. `recorded`: the marker is behind the launch. False: the context is gone. For a ticket
+  // with admitted_ns, look() and learn_lead() follow.
   bool submitted(const Ticket& ticket, bool accepted, bool recorded, std::int64_t now_ns) noexcept {
     submitted_ns_ = now_ns;
     if (ticket.generation != generation_) return false;
@@ -233,17 +232,17 @@ class GateMachine {
     }
     return true;
   }
-  // Had the GPU run out of our work when the launch reached it? Then the lead was too small, if it is what held it.
+  // A GPU that ran dry before a held launch reached the driver had too small a lead.
   void learn_lead(const Ticket& ticket, std::int64_t now_ns) noexcept;
 
-  // What was in flight is forgotten: its context goes.
+  // Forgets the work in flight, whose context goes.
   void forget() noexcept {
     ledger_.clear();
     notes_.fill({});
     ++generation_;
   }
 
-  // When the first of the segments in flight should have ended; kNotDueNs: none is predicted.
+  // The earliest predicted end of a segment in flight; kNotDueNs: none is predicted.
   std::int64_t earliest_due_ns() noexcept;
 
   Ledger& ledger() noexcept { return ledger_; }
@@ -252,20 +251,20 @@ class GateMachine {
   const Neighbours& neighbours() const noexcept { return neighbours_; }
   const Lead& lead() const noexcept { return lead_; }
   std::int64_t long_ns() const noexcept { return settings_.long_ns; }
-  // Whose the GPU has been since the last decision.
+  // The owner of the GPU since the last decision.
   Ledger::Gpu gpu() const noexcept;
 
  private:
-  // Between a submission and the next launch, where the launcher has it ready, and where the program must make it: what
-  // takes longer is the program's doing.
+  // The longest time from a submission to the next launch of a launcher thread, and of a program's own thread. A longer
+  // one is the program's doing.
   static constexpr std::int64_t kPromptNs = 20'000;
   static constexpr std::int64_t kPromptProgramNs = 200'000;
 
   // Of a segment.
   struct Note {
-    std::uint64_t key = 0;       // the estimate that its completion tells of
-    std::int64_t others_ns = 0;  // of its other launches
-    bool estimated = false;      // its launches were estimated, not predicted
+    std::uint64_t key = 0;       // of the estimate that learns from the completion; 0: none
+    std::int64_t others_ns = 0;  // estimated, of the segment's other launches
+    bool estimated = false;      // not predicted
     std::int64_t due_ns = kNotDueNs;
   };
 
@@ -278,7 +277,7 @@ class GateMachine {
     if (verdict.again) return;
     ticket.predicted_ns = launch.predicted_ns;
     ticket.dry = ledger_.launches() == 0;
-    // Where something else held it, latency work or a turn, a GPU that ran dry says nothing about the lead.
+    // A GPU that ran dry while latency work or a turn held the launch says nothing about the lead.
     if (settings_.adaptive_lead && launch.tells_lead && launch.only_for_lead && !launch.late &&
         latency_seen_ns_ < admitted_ns_) {
       ticket.admitted_ns = now_ns;
@@ -290,7 +289,7 @@ class GateMachine {
     dry_since_ns_ = 0;
   }
 
-  // The launch is held because of what is in flight: is it to go nonetheless?
+  // Is a launch to go that the time in flight holds?
   template <typename OthersQueued>
   Exception exception(std::uint64_t stream, bool& was_held, OthersQueued&& others_queued) noexcept {
     const std::int64_t observed_ns = ledger_.observed_ns();
@@ -310,11 +309,11 @@ class GateMachine {
   bool gated_ = false;  // the last launch found a latency client
   bool latency_was_active_ = false;
   bool had_turn_ = true;
-  std::int64_t latency_seen_ns_ = 0;  // when it last was; 0: never
-  std::int64_t admitted_ns_ = 0;      // the last gated launch,
-  std::int64_t submitted_ns_ = 0;     // and when it had reached the driver
-  std::int64_t looked_ns_ = 0;        // when completions were last looked for
-  std::int64_t dry_since_ns_ = 0;     // since when nothing of ours has been in flight; 0: something is
+  std::int64_t latency_seen_ns_ = 0;  // the last active latency work; 0: never
+  std::int64_t admitted_ns_ = 0;      // the last gated admission
+  std::int64_t submitted_ns_ = 0;     // the last return of a launch call
+  std::int64_t looked_ns_ = 0;        // the last look()
+  std::int64_t dry_since_ns_ = 0;     // the beginning of the time without work in flight; 0: work is in flight
   std::uint32_t generation_ = 0;
   Ledger ledger_;
   Estimates estimates_;

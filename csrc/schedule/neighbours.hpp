@@ -1,11 +1,11 @@
-// What a best-effort client's gate sees of the device's other clients, read from the arbiter's words at each look, and
-// what it tells them: whether latency work is active, what slack its requests have, what is foreseen, whose turn it is.
+// The device's other clients as one best-effort client's gate sees them at each look, from the arbiter's words: active
+// latency work, the slack of requests, foreseen work, the turn. And this client's words for their gates.
 //
-// It turns words of the arbiter's layout, which may be stale, foreign or damaged, into a policy's snapshot.
-// A bit of another client counts only where that client's slot is occupied and of the class that the bit stands for.
+// The words may be stale, foreign or damaged. A bit of another client counts only in an occupied slot of the bit's
+// class.
 //
-// Latency work on any GPU of the client's job counts as latency work of this one, with its requests' slack, its hints
-// and what is foreseen. Turns, shares and the time in flight are those of this GPU.
+// Latency work on any GPU of the client's job counts as latency work of this GPU, with slack, hints and foreseen work.
+// Turns, shares and the time in flight are this GPU's.
 //
 // Pure: no clock, no driver, no system call. Not thread-safe but for latency_active(): the caller holds a lock.
 #pragma once
@@ -54,13 +54,13 @@ class Neighbours {
   // The client has another slot now.
   void moved(int slot) noexcept { slot_ = slot; }
 
-  // Writes anew what the arbiter says of this client, where it says anything else.
+  // Restores this client's words in a damaged arbiter.
   void write_again() noexcept;
 
   // A latency client with a fresh heartbeat holds the gate closed, on this GPU or another one of the job. Any thread.
   bool latency_active(std::int64_t now_ns) const noexcept;
 
-  // Fills in what a snapshot says of others; its in_flight_ns is this client's own and grows under MPS.
+  // Completes a snapshot, whose in_flight_ns is this client's own and grows under MPS.
   // `turn_waited_ns`: how long the launch has waited for its turn. True: the turn was passed on, and those that wait
   // are to look.
   bool look(Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;

@@ -1,12 +1,13 @@
-// What a latency client tells the gates of best-effort clients about its requests: when one began, what it takes by
-// itself, when the next is foreseen, and how long the last one took. A request lasts from the moment the client becomes
-// active to the moment it is idle again: a region with its work, or a burst of launches.
+// A latency client's words for the gates of best-effort clients: the beginning of its request, the time that the
+// request needs by itself, the foreseen time of the next one, the time of the last one. A request lasts from the
+// client's activity to its idleness: a region with its work, or a burst of launches.
 //
-// What a request takes is known by its target (SLO): those with the same one are taken for alike. Nothing is said of a
-// request in which regions overlap, or that went on after the client had lapsed in mid-region.
+// Requests of one target (SLO) are taken for alike. Of a request with overlapping regions, or that goes on after the
+// client lapsed in mid-region, the words say nothing.
 //
-// begin() is on the launch path: loads and stores, no lock. The caller of everything else holds a lock. A begin() that
-// meets the end() before it may find its own request unknown, which holds best effort back. Pure: no clock, no driver.
+// begin() is on the launch path: loads and stores, no lock. The caller of every other function holds a lock. A begin()
+// that meets the end() of the request before may find its request unknown, and best effort then waits. Pure: no clock,
+// no driver.
 #pragma once
 
 #include <array>
