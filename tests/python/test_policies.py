@@ -141,7 +141,7 @@ def test_open_has_no_gate(stage: Stage) -> None:
 
 
 def test_a_step_of_priority_is_worth_more_launches(stage: Stage) -> None:
-    """How much more, tests/csrc/runtime/test_neighbours.cpp says.
+    """How much more, tests/csrc/schedule/test_neighbours.cpp says.
 
     The kernels are long, so that a program which a busy machine delays uses its turns all the same: who does not use
     them has no more of them for its priority.
