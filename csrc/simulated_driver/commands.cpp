@@ -97,15 +97,23 @@ CUresult apply_set(const SetCommand& set) {
   return CUDA_SUCCESS;
 }
 
-void apply_copy(const CopyCommand& copy) {
+// Host memory that is none of ours counts as there.
+bool mapped(std::uintptr_t address, std::size_t bytes) {
+  const Lock lock(driver().mutex);
+  return !is_reserved(address, 1) || find_allocation(address, bytes) != nullptr;
+}
+
+CUresult apply_copy(const CopyCommand& copy) {
   for (std::size_t z = 0; z < copy.depth; ++z) {
     for (std::size_t y = 0; y < copy.height; ++y) {
       const std::uintptr_t from = copy.source.address + z * copy.source.slice + y * copy.source.pitch;
       const std::uintptr_t to = copy.destination.address + z * copy.destination.slice + y * copy.destination.pitch;
+      if (!mapped(to, copy.bytes) || (!copy.staged && !mapped(from, copy.bytes))) return CUDA_ERROR_ILLEGAL_ADDRESS;
       const void* const source = copy.staged ? copy.staged->data() : reinterpret_cast<const void*>(from);
       std::memmove(reinterpret_cast<void*>(to), source, copy.bytes);
     }
   }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -148,10 +156,7 @@ CUresult apply(const Command& command) {
         return CUDA_SUCCESS;
     }
   }
-  if (const auto* copy = std::get_if<CopyCommand>(&command)) {
-    apply_copy(*copy);
-    return CUDA_SUCCESS;
-  }
+  if (const auto* copy = std::get_if<CopyCommand>(&command)) return apply_copy(*copy);
   if (const auto* set = std::get_if<SetCommand>(&command)) return apply_set(*set);
   if (const auto* host = std::get_if<HostCommand>(&command)) call_host(host->function, host->data);
   if (const auto* freed = std::get_if<FreeCommand>(&command)) {

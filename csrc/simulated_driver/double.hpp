@@ -66,7 +66,7 @@
 // streams take one each (then OUT_OF_MEMORY), 1024 operations queued or not yet applied a context (then a launch
 // waits; one of a larger graph until its last operations have found room). A wait for an event of another device blocks
 // the caller. Graph launches into a capture, batch memory operations, external semaphores, textures, arrays, virtual
-// memory beyond what physical memory is created, mapped and released, pools other than the default one, IPC, peers and
+// memory of the host or shared between processes, pools other than the default one, IPC, peers and
 // MPS are not there. Kernels of green contexts run on any SM. Of the attributes of a kernel node the priority has an
 // effect. A driver function without an entry here is absent from the library and from cuGetProcAddress;
 // cuMemsetD16Async is absent from the library alone, and two functions of CUDA 15, which does not exist, come from

@@ -394,7 +394,13 @@ const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std
   if (next == driver().allocations.begin()) return nullptr;
   --next;
   const std::size_t offset = address - next->first;
-  if (offset >= next->second.bytes || bytes > next->second.bytes - offset) return nullptr;
+  if (offset >= next->second.bytes) return nullptr;
+  std::size_t reach = next->second.bytes;
+  for (auto more = std::next(next); next->second.mapped && bytes > reach - offset; ++more) {
+    if (more == driver().allocations.end() || !more->second.mapped || more->first != next->first + reach) break;
+    reach += more->second.bytes;
+  }
+  if (bytes > reach - offset) return nullptr;
   if (base != nullptr) *base = next->first;
   return &next->second;
 }
@@ -445,6 +451,10 @@ bool release_memory(std::uintptr_t address) {
   const auto found = state.allocations.find(address);
   if (found == state.allocations.end()) return false;
   const std::size_t bytes = found->second.bytes;
+  if (found->second.mapped) {
+    state.allocations.erase(found);  // physical memory has a life of its own
+    return true;
+  }
   if (found->second.type == CU_MEMORYTYPE_DEVICE) give_device_memory_back(*found->second.context, bytes);
   state.allocations.erase(found);
   give_memory_back(reinterpret_cast<void*>(address), bytes);

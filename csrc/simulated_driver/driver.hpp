@@ -137,6 +137,7 @@ struct Allocation {
   unsigned flags = 0;
   GraphMemory* graph_memory = nullptr;  // it belongs to an allocation node, and is freed with it
   bool of_pool = false;
+  bool mapped = false;  // physical memory, whose neighbours continue it
 };
 
 // What cuMemCreate gives.
@@ -145,6 +146,7 @@ struct PhysicalMemory {
   std::shared_ptr<Context> context;
   bool held = true;  // not released
   int mappings = 0;
+  std::int64_t place = -1;  // in the file that has such memory; -1: not mapped yet
 };
 
 struct Applied {
@@ -208,9 +210,10 @@ struct Driver {
   std::map<std::uintptr_t, Allocation> allocations;  // by address
   std::map<CUmemGenericAllocationHandle, PhysicalMemory> physical;
   std::map<CUdeviceptr, CUmemGenericAllocationHandle> mappings;
-  std::deque<Applied> completed;  // by the model, in order; effects still to come
-  bool applying = false;          // a thread is at it
-  std::mutex submitting;          // taken before `mutex`: whole submissions, one at a time
+  std::map<CUdeviceptr, std::size_t> ranges;  // of addresses that are reserved
+  std::deque<Applied> completed;              // by the model, in order; effects still to come
+  bool applying = false;                      // a thread is at it
+  std::mutex submitting;                      // taken before `mutex`: whole submissions, one at a time
 };
 
 inline constexpr std::size_t kLargestBytes = std::size_t{64} << 30;  // of one allocation or fill
@@ -262,6 +265,8 @@ const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std
 CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
                   std::uintptr_t& address);
 bool release_memory(std::uintptr_t address);
+// In a range of cuMemAddressReserve, whether or not anything is mapped there.
+bool is_reserved(std::uintptr_t address, std::size_t bytes);
 // Of the device, which all its processes share; without an address.
 bool take_device_memory(const Context& context, std::size_t bytes);
 void give_device_memory_back(const Context& context, std::size_t bytes);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "simulated_driver/capture.hpp"
@@ -143,7 +142,7 @@ CUresult free_now(std::uintptr_t address, CUmemorytype type) {
   return with_context([&](Lock& lock, const std::shared_ptr<Context>&) {
     const auto is_ours = [&] {
       const auto found = driver().allocations.find(address);
-      return found != driver().allocations.end() && found->second.type == type;
+      return found != driver().allocations.end() && found->second.type == type && !found->second.mapped;
     };
     if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = refuse_in_capture();
@@ -156,11 +155,6 @@ CUresult free_now(std::uintptr_t address, CUmemorytype type) {
     }
     return release_memory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
-}
-
-void end_physical(std::map<CUmemGenericAllocationHandle, PhysicalMemory>::iterator which) {
-  give_device_memory_back(*which->second.context, which->second.bytes);
-  driver().physical.erase(which);
 }
 
 }  // namespace
@@ -252,7 +246,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
     if (result != CUDA_SUCCESS || pointer == 0) return result;
     const auto found = driver().allocations.find(pointer);
-    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE) {
+    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE || found->second.mapped) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     GraphMemory* const of_graph = found->second.graph_memory;
@@ -324,63 +318,6 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPoo
 
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr* pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
   return cuMemAllocFromPoolAsync(pointer, bytes, pool, per_thread(stream));
-}
-
-// ---- physical memory, which counts until it is released and mapped nowhere; nothing can be done with what is mapped
-
-CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
-                     unsigned long long) {
-  if (handle == nullptr || properties == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != context->device) {
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    *handle = driver().next_id++;
-    driver().physical.emplace(*handle, PhysicalMemory{bytes, context, true, 0});
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  return with_driver([&](Lock&) {
-    const auto found = driver().physical.find(handle);
-    if (found == driver().physical.end() || !std::exchange(found->second.held, false)) return CUDA_ERROR_INVALID_VALUE;
-    if (found->second.mappings == 0) end_physical(found);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long) {
-  return with_driver([&](Lock&) {
-    const auto found = driver().physical.find(handle);
-    if (found == driver().physical.end() || !found->second.held || offset != 0 || bytes != found->second.bytes ||
-        !driver().mappings.emplace(address, handle).second) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    ++found->second.mappings;
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
-  return with_driver([&](Lock&) {
-    // Whole mappings, and nothing else.
-    CUdeviceptr end = address;
-    for (auto at = driver().mappings.find(address); at != driver().mappings.end() && at->first == end;) {
-      end += driver().physical.find(at->second)->second.bytes;
-      at = end < address + bytes ? driver().mappings.find(end) : driver().mappings.end();
-    }
-    if (bytes == 0 || end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
-    for (auto at = driver().mappings.lower_bound(address);
-         at != driver().mappings.end() && at->first < address + bytes;) {
-      const auto found = driver().physical.find(at->second);
-      if (--found->second.mappings == 0 && !found->second.held) end_physical(found);
-      at = driver().mappings.erase(at);
-    }
-    return CUDA_SUCCESS;
-  });
 }
 
 // ---- copies

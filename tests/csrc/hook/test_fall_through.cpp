@@ -483,6 +483,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuMemAllocAsync", with<decltype(cuMemAllocAsync)>(&memory, 16, stream)},
       {"cuMemAllocFromPoolAsync", with<decltype(cuMemAllocFromPoolAsync)>(&memory, 16, nullptr, stream)},
       {"cuMemCreate", with<decltype(cuMemCreate)>(&handle, 1 << 21, &properties, 0)},
+      {"cuMemAddressReserve", with<decltype(cuMemAddressReserve)>(&memory, 1 << 21, 0, 0, 0)},
       {"cuEventCreate", with<decltype(cuEventCreate)>(&event, 0)},
       {"cuGreenCtxCreate", with<decltype(cuGreenCtxCreate)>(&green, nullptr, 0, 1)},
       {"cuStreamEndCapture", with<decltype(cuStreamEndCapture)>(stream, &graph)},
