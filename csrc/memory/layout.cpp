@@ -281,6 +281,10 @@ Plan Layout::plan(Bytes bytes, Stream stream) {
     plan.refused = !plan.wait && !within;
     if (plan.wait || plan.refused) return plan;
   }
+  if (missing > page_ && (plan.begin + bytes) % page_ != 0) {  // the next block's, too: it holds no more back than that
+    plan.create.push_back(page_);
+    missing -= page_;
+  }
   for (; missing != 0; missing -= plan.create.back()) plan.create.push_back(std::min(missing, chunk_));
   plan.map.insert(plan.map.end(), plan.create.begin(), plan.create.end());
   std::sort(plan.map.begin(), plan.map.end(), std::greater<>());

@@ -332,6 +332,11 @@ void Pool::give_all_back(Lock& held) {
   for (CUevent const event : events_) table().cuEventDestroy(event);
 }
 
+bool Pool::is_closed() {
+  const Lock held(mutex_);
+  return closed_;
+}
+
 Statistics Pool::statistics() {
   refuse_other_process();
   const Lock held = lock();

@@ -67,6 +67,7 @@ class Pool {
   Bytes trim(Bytes keep = 0);
   // Throws PoolError while blocks are in use. Once is enough, twice no error.
   void close();
+  bool is_closed();
 
   Statistics statistics();
   int device() const noexcept { return options_.device; }

@@ -189,6 +189,8 @@ TEST(PoolLayout, AnotherStreamWaitsForTheWorkBefore) {
   pool.free(*first, 1);
   EXPECT_EQ(pool.layout.allocate(3 * kPage, 2), std::nullopt);
   EXPECT_TRUE(pool.layout.has_pending());
+  EXPECT_TRUE(pool.layout.plan(3 * kPage, 2).wait);
+  EXPECT_FALSE(pool.layout.plan(4 * kPage, 2).wait);
   pool.passed(1);
   EXPECT_FALSE(pool.layout.has_pending());
   EXPECT_EQ(pool.layout.allocate(3 * kPage, 2), first);
@@ -232,6 +234,15 @@ TEST(PoolLayout, BlocksShareAPage) {
   for (int i = 0; i < 8; ++i) EXPECT_NE(pool.allocate(kBlockUnit - 100), std::nullopt);
   EXPECT_EQ(pool.allocate(1), std::nullopt);
   pool.check();
+}
+
+// The page that two blocks share is a chunk of its own.
+TEST(PoolLayout, ANeighbourHoldsBackOnePage) {
+  Driven pool(32 * kPage);
+  const auto first = pool.allocate(10 * kPage + kPage / 2);
+  ASSERT_NE(pool.allocate(10 * kPage + kPage / 2), std::nullopt);
+  pool.free(*first);
+  EXPECT_NE(pool.allocate(20 * kPage), std::nullopt);
 }
 
 TEST(PoolLayout, TrimKeepsWhatItIsAskedTo) {

@@ -5,10 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "driver/driver.hpp"
 #include "memory/pool.hpp"
@@ -257,6 +261,55 @@ TEST_F(PoolTest, AForkedChildIsToldSo) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   pool().free(block, nullptr);
+}
+
+// Fills run behind what other streams do, at a limit that moves memory; the driver faults on what is not mapped, and
+// each block has its own value to its end.
+TEST_F(PoolTest, RandomHistoriesKeepWhatIsWritten) {
+  struct Live {
+    CUdeviceptr at = 0;
+    Bytes bytes = 0;
+    unsigned char value = 0;
+    CUstream stream = nullptr;
+  };
+  const std::array<CUstream, 3> streams{stream(), stream(), stream()};
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    std::mt19937 random(seed);
+    Pool made({0, 32 * kMiB, (2 + 6 * (seed % 2)) * kMiB});
+    std::vector<Live> blocks;
+    const auto end = [&](std::size_t which) {
+      const Live block = blocks[which];
+      blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(which));
+      ASSERT_EQ(cuStreamSynchronize(block.stream), CUDA_SUCCESS) << "seed " << seed;
+      std::array<unsigned char, 2> read{};
+      ASSERT_EQ(cuMemcpyDtoH(read.data(), block.at, 1), CUDA_SUCCESS);
+      ASSERT_EQ(cuMemcpyDtoH(&read[1], block.at + block.bytes - 1, 1), CUDA_SUCCESS);
+      ASSERT_THAT(read, ::testing::Each(block.value)) << "seed " << seed;
+      if (random() % 2 == 0) {  // work that is still there when the block is freed
+        ASSERT_EQ(append(block.stream, 1, 50), CUDA_SUCCESS);
+        ASSERT_EQ(cuMemsetD8Async(block.at, 0, block.bytes, block.stream), CUDA_SUCCESS);
+      }
+      made.free(block.at, block.stream);
+    };
+    for (int step = 0; step < 40; ++step) {
+      if (random() % 5 < 3) {
+        const Live block{0, 1 + random() % (random() % 2 == 0 ? 9 * kMiB : 64 * 1024),
+                         static_cast<unsigned char>(1 + step), streams[random() % streams.size()]};
+        try {
+          blocks.push_back(block);
+          blocks.back().at = made.allocate(block.bytes, block.stream);
+          ASSERT_EQ(cuMemsetD8Async(blocks.back().at, block.value, block.bytes, block.stream), CUDA_SUCCESS);
+        } catch (const OutOfMemoryError&) {
+          blocks.pop_back();
+        }
+      } else if (!blocks.empty()) {
+        end(random() % blocks.size());
+      }
+      if (HasFatalFailure()) return;
+    }
+    while (!blocks.empty()) end(0);
+    made.close();
+  }
 }
 
 // Threads with streams of their own, at a limit that makes them wait for one another's work and move its memory.
