@@ -40,7 +40,7 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import inference, kernels, observe, predictor, simulate, torch
+    from cudasched import inference, kernels, memory, observe, predictor, simulate, torch
     from cudasched.advise import _Callable as _Advise
     from cudasched.collect import _Collect
     from cudasched.observe import metrics
@@ -52,7 +52,18 @@ if TYPE_CHECKING:
     collect: _Collect
     tune: _Tune
 
-_LOADED_WHEN_USED = ("advise", "collect", "inference", "kernels", "observe", "predictor", "simulate", "torch", "tune")
+_LOADED_WHEN_USED = (
+    "advise",
+    "collect",
+    "inference",
+    "kernels",
+    "memory",
+    "observe",
+    "predictor",
+    "simulate",
+    "torch",
+    "tune",
+)
 
 __all__ = [
     "ArbiterError",
@@ -78,6 +89,7 @@ __all__ = [
     "inference",
     "install",
     "kernels",
+    "memory",
     "metrics",
     "observe",
     "predictor",
