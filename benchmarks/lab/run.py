@@ -67,6 +67,7 @@ MODULES = {
     "advise": "advise.benchmark",
     "reach": "reach.benchmark",
     "lab": "lab.counts",
+    "memory": "memory.benchmark",
     "inference": "inference.benchmark",
     "inference_load": "inference.benchmark:LOAD",
 }

@@ -1,0 +1,1 @@
+"""GPU memory: the pool against other allocators."""
