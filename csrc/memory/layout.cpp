@@ -69,6 +69,31 @@ void Layout::add(Part* part) {
   set_of(*part).insert(part);
 }
 
+// A stretch of a hole or a free part gets another state, and is in no set; the rest stays as it was.
+Layout::Part* Layout::cut(Part* part, Bytes begin, Bytes end, State state) {
+  set_of(*part).erase(part);
+  Part* const before = part->at < begin ? part : nullptr;
+  if (before != nullptr) {
+    split(part, begin);
+    part = part->next;
+  }
+  Part* behind = nullptr;
+  if (part->end() > end) {
+    split(part, end);
+    behind = part->next;
+  }
+  part->state = state;
+  if (before != nullptr) add(before);
+  if (behind != nullptr) add(behind);
+  return part;
+}
+
+Layout::Part* Layout::part_at(Bytes at) const {
+  Part* part = first_;
+  while (part->end() <= at) part = part->next;
+  return part;
+}
+
 void Layout::settle() {
   if (kept_ == 0) return;
   kept_ = 0;
@@ -117,22 +142,8 @@ Layout::Room Layout::best_fit(Parts& parts, Bytes bytes) const {
   return {};
 }
 
-// The part is in no set.
 Bytes Layout::take(Part* part, Bytes begin, Bytes bytes) {
-  Part* const before = part->at < begin ? part : nullptr;
-  if (before != nullptr) {
-    split(part, begin);
-    part = part->next;
-  }
-  if (part->bytes > bytes) split(part, begin + bytes);
-  Part* const behind = part->next;
-  part->state = State::kUsed;
-  if (before != nullptr) add(before);
-  if (behind != nullptr && behind->state == State::kFree) {
-    set_of(*behind).erase(behind);
-    add(behind);
-  }
-  by_address_.emplace(begin, part);
+  by_address_.emplace(begin, cut(part, begin, begin + bytes, State::kUsed));
   count(bytes);
   return begin;
 }
@@ -163,7 +174,6 @@ std::optional<Bytes> Layout::allocate(Bytes bytes, Stream stream) {
     const Room idle = best_fit(streams_[kIdle].free, bytes);
     if (idle.part != nullptr && (found.part == nullptr || idle.part->bytes < found.part->bytes)) found = idle;
     if (found.part == nullptr) continue;
-    set_of(*found.part).erase(found.part);
     return take(found.part, found.begin, bytes);
   }
   return std::nullopt;
@@ -171,8 +181,7 @@ std::optional<Bytes> Layout::allocate(Bytes bytes, Stream stream) {
 
 Bytes Layout::allocate_at(Bytes begin, Bytes bytes) {
   bytes = rounded(bytes, kBlockUnit);
-  Part* part = first_;
-  while (part->end() <= begin) part = part->next;
+  Part* const part = part_at(begin);
   set_of(*part).erase(part);
   while (part->end() < begin + bytes) {  // the free part before the chunks that a plan has mapped
     set_of(*part->next).erase(part->next);
@@ -344,19 +353,7 @@ void Layout::released(Chunk chunk) {
 }
 
 void Layout::unmapped(const Span& span) {
-  Part* part = first_;
-  while (part->end() <= span.at) part = part->next;
-  set_of(*part).erase(part);
-  if (part->at < span.at) {
-    split(part, span.at);
-    set_of(*part).insert(part);
-    part = part->next;
-  }
-  if (part->bytes > span.bytes) {
-    split(part, span.at + span.bytes);
-    set_of(*part).insert(part->next);
-  }
-  part->state = State::kHole;
+  Part* const part = cut(part_at(span.at), span.at, span.at + span.bytes, State::kHole);
   part->stream = kIdle;
   add(part);
   for (auto at = mapped_.find(span.at); at != mapped_.end() && at->first < span.at + span.bytes;) {
@@ -378,10 +375,6 @@ std::vector<Chunk> Layout::spares(const std::vector<Bytes>& sizes) const {
 }
 
 void Layout::mapped(Bytes at, const std::vector<Chunk>& chunks) {
-  const auto hole =
-      std::find_if(holes_.begin(), holes_.end(), [&](const Part* each) { return each->at <= at && at < each->end(); });
-  Part* part = *hole;
-  holes_.erase(hole);
   Bytes end = at;
   for (const Chunk chunk : chunks) {
     const auto found =
@@ -391,17 +384,7 @@ void Layout::mapped(Bytes at, const std::vector<Chunk>& chunks) {
     spare_.erase(found);
   }
   statistics_.moved += chunks.size();
-  if (part->at < at) {
-    split(part, at);
-    holes_.insert(part);
-    part = part->next;
-  }
-  if (part->end() > end) {
-    split(part, end);
-    holes_.insert(part->next);
-  }
-  part->state = State::kFree;
-  add(part);
+  add(cut(part_at(at), at, end, State::kFree));
 }
 
 // ---- what is there

@@ -146,6 +146,8 @@ class Layout {
   void split(Part* part, Bytes at);
   void join_next(Part* part);
   void add(Part* part);
+  Part* cut(Part* part, Bytes begin, Bytes end, State state);
+  Part* part_at(Bytes at) const;
   Parts& set_of(const Part& part);
   void settle();
   Room best_fit(Parts& parts, Bytes bytes) const;

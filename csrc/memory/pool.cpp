@@ -65,8 +65,8 @@ Bytes page_of(int device) {
   if (driver.cuMemAddressReserve == nullptr || driver.cuMemAddressFree == nullptr || driver.cuMemMap == nullptr ||
       driver.cuMemUnmap == nullptr || driver.cuMemCreate == nullptr || driver.cuMemRelease == nullptr ||
       driver.cuMemSetAccess == nullptr || driver.cuMemGetAllocationGranularity == nullptr ||
-      driver.cuDeviceTotalMem == nullptr) {
-    throw PoolError("the NVIDIA driver lacks virtual memory management; a pool needs release 470 or later");
+      driver.cuDeviceTotalMem == nullptr || driver.cuStreamGetId == nullptr) {
+    throw PoolError("a pool needs an NVIDIA driver of release 525 or later, with virtual memory management");
   }
   check("cuInit", driver.cuInit(0));
   int devices = 0;
@@ -140,7 +140,6 @@ Stream Pool::number_of(CUstream stream) const {
   const CUresult status = table().cuStreamIsCapturing(stream, &capture);
   if (status == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) return kIdle;
   check("cuStreamIsCapturing", status);
-  if (table().cuStreamGetId == nullptr) return reinterpret_cast<Stream>(stream) + 1;
   unsigned long long number = 0;
   check("cuStreamGetId", table().cuStreamGetId(stream, &number));
   return Stream{number} + 1;
