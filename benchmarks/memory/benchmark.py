@@ -22,7 +22,7 @@ from typing import Any
 from cudasched import hook
 from cudasched.demo.harness import HarnessError
 
-from benchmarks.c_program import compile_c, compile_cpp
+from benchmarks.c_program import compile_cpp
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Session
 from benchmarks.memory.traces import TRACES
@@ -38,14 +38,8 @@ class Program:
     """The replaying program, compiled once."""
 
     def __init__(self, session: Session) -> None:
-        loader = compile_c(session.builds / "loader.o", CSRC / "base" / "loader.c", options=["-c", f"-I{CSRC}"])
-        sources = [
-            HERE / "replay.cpp",
-            *sorted((CSRC / "memory").glob("*.cpp")),
-            CSRC / "driver" / "driver.cpp",
-            loader,
-        ]
-        self.path = compile_cpp(session.builds / "replay", *sources)
+        sources = [*sorted((CSRC / "memory").glob("*.cpp")), CSRC / "driver" / "driver.cpp"]
+        self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources)
         self.environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDASCHED_OFF="1")
         if session.rehearsal:
             device = session.builds / "device"

@@ -12,8 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/loader.h"
 #include "driver/driver.hpp"
 #include "memory/pool.hpp"
+
+// As csrc/base/loader.c, which is C, where no other library answers for dlsym.
+void* cudasched_loader_find(void* handle, const char* name) { return dlsym(handle, name); }
 
 namespace {
 
