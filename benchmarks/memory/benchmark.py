@@ -38,7 +38,7 @@ class Program:
     """The replaying program, compiled once."""
 
     def __init__(self, session: Session) -> None:
-        sources = [*sorted((CSRC / "memory").glob("*.cpp")), CSRC / "driver" / "driver.cpp"]
+        sources = [*sorted((CSRC / "memory").glob("*.cpp")), CSRC / "driver" / "driver.cpp", CSRC / "base" / "log.cpp"]
         self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources)
         self.environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDASCHED_OFF="1")
         if session.rehearsal:

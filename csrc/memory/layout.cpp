@@ -255,6 +255,7 @@ Plan Layout::plan(Bytes bytes, Stream stream) {
     bool is_mapped = false;
   };
   std::vector<Candidate> candidates;
+  candidates.reserve(spare_.size() + mapped_.size());
   for (const Piece& piece : spare_) candidates.push_back({.piece = piece});
   Bytes pending = 0;
   for (const auto& [owner, of_stream] : streams_) {

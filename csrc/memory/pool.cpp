@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstdio>
 
+#include "base/log.hpp"
 #include "driver/driver.hpp"
 
 namespace cudasched::memory {
@@ -117,7 +118,8 @@ Pool::~Pool() {
     // Blocks in use stay mapped, and the driver may be gone at the end of a process.
     try {
       trim();
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      log::debug(error.what());
     }
   }
 }
@@ -225,6 +227,7 @@ void Pool::poll() {
 
 void Pool::wait(Lock& held) {
   std::vector<CUevent> events;
+  events.reserve(pending_.size());
   for (const auto& [stream, event] : pending_) events.push_back(event);
   ++waiting_;
   held.unlock();
