@@ -70,8 +70,8 @@ bool withdraw(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept {
 namespace {
 
 constexpr std::int64_t kLookNs = 2 * kNsPerMs;
-constexpr std::int64_t kUnclearNs = kNsPerSecond;  // for an answer to what was taken up
-// How long an outcome is left to the controller that it is for, which may have been killed.
+constexpr std::int64_t kUnclearNs = kNsPerSecond;  // for an answer to a change that was taken up
+// How long an outcome waits for its controller, which may have been killed.
 constexpr std::int64_t kUnreadNs = 250 * kNsPerMs;
 
 // A slot of a living process with that number.
@@ -83,7 +83,7 @@ int find_slot(Table& table, std::uint64_t process) noexcept {
   return -1;
 }
 
-// The outcome is known to its controller: the next one need not wait. Void where the word speaks of another change.
+// The controller knows the outcome: the next one need not wait. Does nothing where the word has another change.
 void note_read(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept {
   std::uint64_t seen = word.load(std::memory_order_relaxed);
   control::Word said = control::Word::unpack(seen);
@@ -109,13 +109,13 @@ Outcome change(Table& table, std::uint64_t process, const Change& change, std::i
   const std::int64_t until_ns = now_ns() + timeout_ns;
   std::optional<std::uint16_t> number;
   int slot = -1;
-  std::uint64_t unread = 0;  // the outcome of another controller's change, and since when it has been there
+  std::uint64_t unread = 0;  // another controller's unread outcome, and since when
   std::int64_t unread_since_ns = 0;
   while (!number) {
     slot = table.check() && process != 0 ? find_slot(table, process) : -1;
     if (slot < 0) return Outcome::kNoClient;
     const std::uint64_t seen = table.slot(slot).control.load(std::memory_order_acquire);
-    if (table.counts(slot).process() != process) continue;  // it has just ended
+    if (table.counts(slot).process() != process) continue;  // the process has just ended
     const std::int64_t now = now_ns();
     if (seen != unread) unread_since_ns = now;
     unread = seen;

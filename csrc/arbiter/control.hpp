@@ -1,18 +1,18 @@
-// How another process changes a running client: one word in the client's slot, which carries one change of one setting
-// at a time from a controller to the client's ticker, and its outcome back.
+// How another process changes a running client. One word in the client's slot carries one change of one setting at a
+// time from a controller to the client's ticker. The same word carries the outcome back.
 //
 //   free or over --(a controller)--> asked --(the client)--> taken --(the client)--> over, with the outcome
 //                                    asked --(the controller, which has waited enough)--> over, withdrawn
 //                                                           over --(the controller, which has read it)--> free
 //
-// Each step replaces the whole word by compare-and-swap, so that a process killed at any instruction leaves a word that
-// means something: a change is made or not, and a controller is never told that it was withdrawn when it was made. Two
-// controllers do not disturb each other: the second waits until the first one's change is over and its outcome was
-// read, or has been left unread for so long that its controller is gone. The number in the word differs for each change
-// and each owner of the slot, so that no change reaches a client that it was not meant for.
+// Each step replaces the whole word by compare-and-swap, so that a process killed at any instruction leaves a valid
+// word. A controller is never told that a change was withdrawn when the client made it. Two controllers do not disturb
+// each other. The second waits until the first one's change is over and its outcome was read, or stayed unread so long
+// that the controller is gone. The number in the word differs for each change and each owner of the slot, so that no
+// change reaches the wrong client.
 //
-// Permission is that of the table's file: its user's. Nothing here is on the launch path. The functions on words are
-// lock-free and make no system call; change() sleeps and asks for locks.
+// Permission is that of the table's file. Nothing here is on the launch path. The functions on words are lock-free and
+// make no system call; change() sleeps and asks for locks.
 #pragma once
 
 #include <atomic>
@@ -23,26 +23,26 @@ namespace cudasched::arbiter {
 
 class Table;
 
-// What can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in schedule::policies(), MiB (0:
-// no limit), for how many ms to trace (0: end it). New ones are added at the end.
+// The settings that can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in
+// schedule::policies(), MiB (0: no limit), a trace's length in ms (0: end). New settings are added at the end.
 enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3, kMemoryLimit = 4, kTrace = 5 };
 
 enum class Outcome : std::uint8_t {
   kNone = 0,
   kApplied = 1,
-  kUnknown = 2,      // the client knows no such setting, or the value has no meaning to it
-  kRegions = 3,      // its class is decided by its regions
+  kUnknown = 2,      // the client knows no such setting or value
+  kRegions = 3,      // its regions decide its class
   kPolicyHangs = 4,  // its own policy does not answer, and cannot be replaced
-  kWithdrawn = 5,    // it did not take the change up in time; nothing was changed
+  kWithdrawn = 5,    // the client did not take the change up in time; nothing was changed
   // Said by change() alone:
   kNoClient = 6,  // there is none of that number
   kEnded = 7,     // it ended before it answered
   kBusy = 8,      // another controller's change was not over in time
-  kUnclear = 9,   // it took the change up and was stopped before it answered
+  kUnclear = 9,   // the client took the change up and was stopped before it answered
   // And again by the client:
   kHoldsMore = 10,  // of memory, than the limit would be
-  kTraced = 11,     // it is being traced already
-  kNoTrace = 12,    // there is no room for one, or its directory cannot be written to
+  kTraced = 11,     // the client is being traced already
+  kNoTrace = 12,    // there is no room for a trace, or its directory cannot be written to
 };
 
 struct Change {
@@ -64,21 +64,21 @@ struct Word {
   std::uint64_t pack() const noexcept;
 };
 
-// The slot has a new owner: what was asked of the last one is void. After all else that says whose the slot is.
+// The slot has a new owner: requests to the last one are void. Called after all writes that name the new owner.
 void renew(std::atomic<std::uint64_t>& word) noexcept;
 
-// By a controller. `seen`: the word as it was before the controller made sure whose slot it is. The number of the
-// request; none: another change is under way, or the word is not as seen.
+// By a controller. `seen`: the word from before the controller verified the slot's owner. The number of the request;
+// none: another change is under way, or the word is not as seen.
 std::optional<std::uint16_t> ask(std::atomic<std::uint64_t>& word, std::uint64_t seen, const Change& change) noexcept;
 
 // By the controller that asked. None: not over yet. kEnded: the word speaks of something else by now.
 std::optional<Outcome> answer(const std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept;
 
-// By the controller that asked. False: the client has taken it up.
+// By the controller that asked. False: the client has taken the change up.
 bool withdraw(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept;
 
 // By the client, one thread at a time. `apply(change)` returns the outcome, or none where the client cannot tell yet:
-// it is asked again at the next call then. A word that says taken is damaged, because none is between two calls.
+// the next call asks again. A word that says taken is damaged, because no word is in that state between two calls.
 template <typename Ready, typename Apply>
 void serve(std::atomic<std::uint64_t>& word, Ready&& ready, Apply&& apply) noexcept {
   std::uint64_t seen = word.load(std::memory_order_acquire);
@@ -99,8 +99,8 @@ void serve(std::atomic<std::uint64_t>& word, Ready&& ready, Apply&& apply) noexc
 
 }  // namespace control
 
-// Changes one setting of the client whose process has this number (SharedCounts::process), and waits for its answer.
-// Makes system calls, allocates nothing. Where the table is lost: kNoClient.
+// Changes one setting of the client whose process has this number (SharedCounts::process), and waits for the client's
+// answer. Makes system calls, allocates nothing. Where the table is lost: kNoClient.
 Outcome change(Table& table, std::uint64_t process, const Change& change, std::int64_t timeout_ns) noexcept;
 
 }  // namespace cudasched::arbiter

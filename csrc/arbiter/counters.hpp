@@ -1,10 +1,11 @@
-// What a client's process counts, in shared memory beside its slot, where any process may read it at any moment.
+// The counters of a client's process, in shared memory beside the client's slot. Any process may read them at any
+// moment.
 //
-// Two copies and a version: the one that the version names is whole, the other is being written. So a reader always
-// finds a whole one, also where the writer was stopped or killed in the middle, and what it finds is of one moment.
+// Two copies and a version: the copy that the version names is whole, the other is being written. So a reader always
+// finds the counts of one moment, also where the writer was stopped or killed in the middle.
 //
-// One writer, the slot's owner; it takes no lock and is never waited for. Readers try again where the writer came
-// twice while they read. Nothing here is on the launch path: the process counts in memory of its own
+// The slot's owner is the one writer, takes no lock and never makes a reader wait. Readers try again where the writer
+// came twice during their read. Nothing here is on the launch path: the process counts in memory of its own
 // (telemetry/counters.hpp), and its ticker publishes.
 #pragma once
 
@@ -22,7 +23,7 @@ using Counts = cudasched_counts;
 
 class alignas(64) SharedCounts {
  public:
-  // `version` is the writer's own, 0 at first: what stands here may be damaged.
+  // `version` is the writer's own, 0 at first: the shared one may be damaged.
   void publish(const Counts& counts, std::uint64_t& version) noexcept {
     const std::uint64_t next = version + 1;
     Words& to = copies_[next & 1];
@@ -53,7 +54,7 @@ class alignas(64) SharedCounts {
     return false;
   }
 
-  // Which process the slot is of, as Counts::process says it: its clients share one record. 0: not said yet.
+  // The process of the slot, by the number Counts::process; a process's clients share one record. 0: not known yet.
   std::uint64_t process() const noexcept { return process_.load(std::memory_order_relaxed); }
   void set_process(std::uint64_t process) noexcept {
     if (process_.load(std::memory_order_relaxed) != process) process_.store(process, std::memory_order_relaxed);

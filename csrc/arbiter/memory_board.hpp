@@ -1,8 +1,8 @@
-// What clients hold of the GPU's memory, and the words by which one asks the others to give cached memory back
+// The GPU memory that clients hold, and the words by which one client asks the others to give cached memory back
 // (schedule/give_back.hpp decides, runtime/memory acts). A block of its own of the shared table.
 //
-// As in the slots, each word has one writer, its slot's owner, or is a bitmap of slots or a counter that only grows: a
-// process killed at any instruction leaves nothing that its slot's lock does not tell.
+// As in the slots, each word has one writer, its slot's owner, or is a bitmap of slots or a counter that only grows. So
+// after a process is killed at any instruction, its slot's lock tells all that it left wrong.
 #pragma once
 
 #include <array>
@@ -13,18 +13,18 @@
 namespace cudasched::arbiter {
 
 struct alignas(64) SlotMemory {
-  std::atomic<std::uint64_t> held_bytes;   // of the client; what its process holds in a class without one, too
+  std::atomic<std::uint64_t> held_bytes;   // of the client; also memory of its process in a class without a client
   std::atomic<std::uint64_t> peak_bytes;   // of its process on this GPU
   std::atomic<std::uint64_t> limit_bytes;  // of its process; 0: none
   // Of a client that asks, while its bit is in MemoryBoard::requests:
   std::atomic<std::uint64_t> request;          // its number; written before the bit is set
-  std::atomic<std::uint64_t> request_bytes;    // what it asks for
-  std::atomic<std::int64_t> request_until_ns;  // when it asks no more, CLOCK_MONOTONIC
+  std::atomic<std::uint64_t> request_bytes;    // the memory asked for
+  std::atomic<std::int64_t> request_until_ns;  // when the request ends, CLOCK_MONOTONIC
   // Of a client that is asked:
-  std::atomic<std::uint64_t> answered;     // the last request that it answered; those before it, too
+  std::atomic<std::uint64_t> answered;     // the last request answered; all before that are answered, too
   std::atomic<std::uint64_t> given_bytes;  // ever
-  std::atomic<std::uint64_t> refusals;     // requests that it answered with no
-  std::atomic<std::uint32_t> gives;        // 1: it has a cache that it can empty, and a thread that does
+  std::atomic<std::uint64_t> refusals;     // requests answered with no
+  std::atomic<std::uint32_t> gives;        // 1: it has a cache, and a thread that can empty that cache
   std::uint32_t reserved;
 
   // The slot has a new owner.

@@ -40,7 +40,7 @@ static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 19
 namespace {
 
 constexpr int kClaimAttempts = 5;
-constexpr std::int64_t kNameLookNs = 10 * kNsPerMs;  // between two looks at what the file's name stands for
+constexpr std::int64_t kNameLookNs = 10 * kNsPerMs;  // between two checks of the file's name
 constexpr std::int64_t kFollowNs = 50 * kNsPerMs;    // latency clients move first, so that the others find them
 
 bool header_is_sound(const File& file) noexcept {
@@ -49,8 +49,8 @@ bool header_is_sound(const File& file) noexcept {
          layout.device_name == file.device_name;
 }
 
-// The file has its size and its header again; of what its clients wrote, nothing that was cut off. Where there is no
-// room for it, memory of the process's own takes the file's place, and the table is lost. The caller holds file.slots.
+// Gives the file its size and header again; clients' words that were cut off are lost. Where there is no room, memory
+// of the process's own takes the file's place, and the table is lost. The caller holds file.slots.
 bool repair(File& file, off_t size) noexcept {
   Descriptor& descriptor = file.descriptor();
   int error = 0;
@@ -110,9 +110,8 @@ std::array<std::int8_t, kSlotCount> lock_slots(Descriptor& file, std::uint64_t w
   return to;
 }
 
-// Follows the name of a file that was deleted or replaced to the file that is there now, or creates it. The clients of
-// this process keep what they said of themselves. Throws ArbiterError; false: not at this moment. The caller holds the
-// registry's mutex.
+// Moves from a file that was deleted or replaced to the file that has the name now, or creates one. The clients of this
+// process keep their records. Throws ArbiterError; false: not at this moment. The caller holds the registry's mutex.
 bool follow(Registry& registry, File& file) {
   if (file.places.size() > Table::kMostMoves) {
     throw ArbiterError("it was deleted " + std::to_string(Table::kMostMoves + 1) +
@@ -147,8 +146,8 @@ bool follow(Registry& registry, File& file) {
     if ((before.active.load() & bit_of(slot)) != 0) layout->active.fetch_or(bit_of(target));
     if ((before.waiting.load() & bit_of(slot)) != 0) layout->waiting.fetch_or(bit_of(target));
   }
-  // What the old file says of us stays: those that are still in it go on holding back for an active latency client,
-  // until they have moved as well or its heartbeat is stale.
+  // Our words in the old file stay. Clients still in that file go on holding back for an active latency client, until
+  // they have moved as well or its heartbeat is stale.
   wake(before);
   if (mmap(file.layout, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, place.file.get(), 0) ==
       MAP_FAILED) {
@@ -203,8 +202,8 @@ bool holds_latency_client(const File& file) noexcept {
   return false;
 }
 
-// Does the name stand for another file? Where it stands for none, but the file still has a name, all of its clients
-// have been moved with it, or this process has another root directory.
+// Does the name stand for another file? Where it stands for none, but the file still has a name, all clients have moved
+// along, or this process has another root directory.
 bool name_has_another(const File& file) noexcept {
   struct stat status {};
   if (lstat(file.path.c_str(), &status) != 0) return false;

@@ -1,18 +1,19 @@
-// The clients of one GPU, in one shared-memory file for each GPU and user: which processes use it, with which class,
-// which are active, how much time is in flight. There is no server. Crash-safe: every word has one writer or is a
-// bitmap of slots, so a process killed at any instruction leaves nothing wrong that its own slot's lock does not tell.
+// The clients of one GPU, in one shared-memory file for each GPU and user: the processes, their classes, which are
+// active, how much time is in flight. There is no server. Crash-safe: every word has one writer or is a bitmap of
+// slots. So after a process is killed at any instruction, its slot's lock tells all that it left wrong.
 //
-// Liveness is a POSIX record lock on one byte of the file for each slot: gone with the process, not inherited by fork,
-// true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of the file is closed, so
-// all Tables of one file in a process share one descriptor; nothing else in the process may open and close the file.
-// A host program that closes descriptors it did not open takes the locks away, and the number may become a file of its
-// own. That is looked at before each use of it; the table is then lost for this process, which is said by check() and
-// lost(): it touches neither file nor slots any more, claim throws, and what would change a slot does nothing.
-// A forked child must not use its parent's Table: there claim throws, and what would change a slot does nothing.
+// Liveness is a POSIX record lock on one byte of the file for each slot. The lock is gone with the process, not
+// inherited by fork, and true across pid namespaces. Such locks belong to the process and fall when *any* descriptor of
+// the file is closed. So all Tables of one file in a process share one descriptor, and nothing else in the process may
+// open and close the file. A host program that closes descriptors it did not open takes the locks away, and the number
+// may become a file of its own. Each use of the descriptor checks for that first. The table is then lost for this
+// process, as check() and lost() report. A lost table touches neither file nor slots, claim throws, and functions that
+// change a slot do nothing. A forked child must not use its parent's Table: there claim throws, and functions that
+// change a slot do nothing.
 //
 // The file belongs to the user, whose programs may damage, cut short or delete it. tend(), which the ticker calls,
-// repairs that: a file cut short is extended, a damaged header and the words of this Table's clients are written anew,
-// and a file that was deleted or replaced is followed to the one that its name stands for now. The new file takes the
+// repairs such damage. It extends a file cut short, and writes a damaged header and the words of this Table's clients
+// anew. From a file that was deleted or replaced, it moves to the file that has the name now. The new file takes the
 // old one's place at the same address, so references into the layout stay valid; slot numbers may change.
 //
 // Threads: every function may be called from any thread. set_active, clear_active, active, latency_clients and the
@@ -44,8 +45,8 @@ inline constexpr int kTurnSlotShift = 56;
 inline constexpr std::uint32_t kOwnPolicy = 255;
 inline constexpr std::uint32_t kEvenWeightMilli = 1000;
 
-// What a client says of itself. Written by its owner alone (by a reaper, holding the slot's lock, once the owner is
-// gone), but for `control`. Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
+// One client's record. Only its owner writes it, but for `control`. Once the owner is gone, a reaper that holds the
+// slot's lock writes it. Times are CLOCK_MONOTONIC nanoseconds; 0 means none.
 struct alignas(64) Slot {
   std::atomic<std::uint32_t> occupied;      // 1 from claim to release
   std::atomic<std::uint32_t> client_class;  // Class
@@ -63,7 +64,7 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> heartbeat_ns;
   std::atomic<std::int64_t> slo_ns;  // the client's own target, 0: none
   std::atomic<std::int64_t> active_since_ns;
-  std::atomic<std::int64_t> deadline_ns;         // the earliest of its open regions
+  std::atomic<std::int64_t> deadline_ns;         // the earliest of all open regions
   std::atomic<std::int64_t> in_flight_until_ns;  // when its submitted work is predicted to be done
   std::atomic<std::int64_t>
       overdue_since_ns;  // when its oldest launch in flight should have been done; 0: none is late
@@ -74,35 +75,35 @@ struct alignas(64) Slot {
   std::atomic<std::uint64_t> gate_wait_ns;
   // Of latency clients (schedule/requests.hpp):
   std::atomic<std::int64_t> entered_ns;            // when the request under way began
-  std::atomic<std::int64_t> expected_ns;           // what it takes in all by itself; 0: not known
+  std::atomic<std::int64_t> expected_ns;           // the request's whole time alone; 0: not known
   std::atomic<std::int64_t> admitted_at_entry_ns;  // Layout::admitted_ns then
-  std::atomic<std::int64_t> hint_until_ns;         // the client said that it comes: best effort holds until then
+  std::atomic<std::int64_t> hint_until_ns;         // the client announced a request: best effort holds until then
   std::atomic<std::int64_t> foreseen_ns;           // when its next work is foreseen, at the earliest,
   std::atomic<std::int64_t> foreseen_over_ns;      // and when that has come or stayed away
-  std::atomic<std::int64_t> rate_free_ns;          // by its rate, none comes within this time of any moment
-  std::atomic<std::uint64_t> requests;             // completed; of the last one:
-  std::atomic<std::int64_t> request_ns;            // how long it took
-  std::atomic<std::int64_t> request_waited_ns;     // and how much best-effort work was in flight when it began
+  std::atomic<std::int64_t> rate_free_ns;       // by the client's rate, no request comes within this time of any moment
+  std::atomic<std::uint64_t> requests;          // completed; of the last one:
+  std::atomic<std::int64_t> request_ns;         // the request's time
+  std::atomic<std::int64_t> request_waited_ns;  // and how much best-effort work was in flight when it began
   // Of best-effort clients:
-  std::atomic<std::int64_t> virtual_ns;       // the GPU time that it was given, by its share (schedule/fair.hpp)
+  std::atomic<std::int64_t> virtual_ns;       // the GPU time given, by share (schedule/fair.hpp)
   std::array<char, 64> name;                  // program name, NUL-terminated; written before occupied
   std::array<char, 32> version;               // cudasched version of the client
   std::atomic<std::uint64_t> job;             // the job whose GPUs are gated together (runtime/job_peers.hpp); 0: none
   std::atomic<std::uint64_t> collectives;     // how far it is in the job's collectives (schedule/rendezvous.hpp)
-  std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: it does
+  std::atomic<std::int64_t> policy_since_ns;  // since when the client's own policy has not answered; 0: answers
   // Of latency clients whose requests best effort may run beside (runtime/latency/segments.hpp). The last four change
   // with launches; no other client writes on their cache line.
-  std::atomic<std::uint64_t> segment;          // segments begun, ever; the last one is under way
-  std::atomic<std::int64_t> segment_since_ns;  // when it began
-  std::atomic<std::int64_t> segment_late_ns;   // by how much it may end later; 0: nothing is known, or it is kept clean
-  std::atomic<std::int64_t> segment_median_ns;    // what it takes
-  std::atomic<std::int64_t> latency_gpu_ns;       // expected GPU time of all that it launched, ever
-  std::atomic<std::uint64_t> segment_left;        // what is still to come in the segment (schedule/segment_profile.hpp)
-  std::atomic<std::int64_t> latency_done_ns;      // of latency_gpu_ns, what is complete (schedule/host_bound.hpp)
-  std::atomic<std::int64_t> latency_not_done_ns;  // and from where on it was not when that was last asked for
+  std::atomic<std::uint64_t> segment;             // segments begun, ever; the last one is under way
+  std::atomic<std::int64_t> segment_since_ns;     // when it began
+  std::atomic<std::int64_t> segment_late_ns;      // how late the segment may end; 0: not known, or kept clean
+  std::atomic<std::int64_t> segment_median_ns;    // the segment's median time
+  std::atomic<std::int64_t> latency_gpu_ns;       // expected GPU time of all its launches, ever
+  std::atomic<std::uint64_t> segment_left;        // the rest of the segment (schedule/segment_profile.hpp)
+  std::atomic<std::int64_t> latency_done_ns;      // the complete part of latency_gpu_ns (schedule/host_bound.hpp)
+  std::atomic<std::int64_t> latency_not_done_ns;  // and the point of the first incomplete launch at the last look
 };
 
-// The file, byte for byte. Changing it changes kLayoutVersion.
+// The file, byte for byte. A change of the layout changes kLayoutVersion.
 struct Layout {
   static constexpr std::uint64_t kMagic = 0x3144'4548'4353'5543;  // "CUSCHED1"
 
@@ -140,55 +141,54 @@ struct ClientInfo {
   std::uint64_t job = 0;
 };
 
-// What tend() found, and what it did about it.
+// The result of tend().
 enum class Condition : std::uint8_t {
   kSound,
   kRepaired,  // the file had been cut short, or its header damaged; every client writes its own words anew
-  kMoved,     // it had been deleted or replaced: the clients are in the file of that name now; see slot_now()
-  kStranded,  // it had been deleted or replaced, and there is no other to move to, as why() says; said once, tried
+  kMoved,     // the file had been deleted or replaced: the clients are in the file of that name now; see slot_now()
+  kStranded,  // the file had been deleted or replaced, and there is no other to move to (why()); reported once, tried
               // again
-  kLost,      // it cannot be used any more, as why_lost() says
+  kLost,      // the table cannot be used any more (why_lost())
 };
 
 class Table {
  public:
-  // Opens the table of one device, creating it if needed. `directory` is created with mode 0700 if it is missing; it
-  // must belong to this user and be writable by no other. `device_uuid` ("GPU-...") names the file.
-  // Throws ArbiterError: the directory is someone else's, the filesystem is full or read-only, the file is not a table,
-  // or it has another layout version while live clients use it (without live clients it is replaced).
+  // Opens the table of one device, creating it if needed. A missing `directory` is created with mode 0700; the
+  // directory must belong to this user and be writable by no other. `device_uuid` ("GPU-...") names the file. Throws
+  // ArbiterError: the directory belongs to another user, the filesystem is full or read-only, the file is not a table,
+  // or live clients use a file of another layout version. Without live clients such a file is replaced.
   static std::unique_ptr<Table> open(const std::string& directory, const std::string& device_uuid,
                                      std::string_view device_name);
 
-  // Opens a table to look at it: creates nothing, claims nothing. Throws ArbiterError as above, or if it is missing.
+  // Opens a table to read: creates nothing, claims nothing. Throws ArbiterError as above, or if the file is missing.
   static std::unique_ptr<Table> open_existing(const std::string& path);
 
   ~Table();
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
-  // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live, if the
-  // table is lost, if the file was removed or replaced since it was opened, or if a stopped process holds up
-  // registration (after 5 s).
+  // A slot for a new client; dead clients' slots are given back first. Throws ArbiterError if 64 clients live, the
+  // table is lost, the open file was removed or replaced, or a stopped process holds up registration (after 5 s).
   int claim(const ClientInfo& client);
   // Only of a slot claimed through this Table; so set_active and clear_active. The destructor releases all of them.
   void release(int slot) noexcept;
 
-  // Also when its words are written anew.
+  // These also hold when the client's words are written anew.
   void set_priority(int slot, std::int32_t priority) noexcept;
   void set_slo(int slot, std::int64_t slo_ns) noexcept;
   void set_weight(int slot, std::uint32_t weight_milli) noexcept;
 
-  // The client holds the gate closed from here on / no longer does. clear_active wakes the gates if it was the last.
+  // The client holds the gate closed from here on / no longer does. clear_active of the last active client wakes the
+  // gates.
   void set_active(int slot, std::int64_t now_ns) noexcept;
   void clear_active(int slot) noexcept;
 
   std::uint64_t active() const noexcept { return layout_->active.load(); }
   std::uint64_t latency_clients() const noexcept { return layout_->latency.load(std::memory_order_relaxed); }
 
-  // Keeps the table usable: repairs the file, follows its name, and writes anew what this Table's clients are. Two
-  // system calls where nothing is wrong. kRepaired and kMoved are said once to each Table of the file. Processes
-  // without a latency client follow 50 ms later, so that they find those that hold them back; `at_once`: without that
-  // delay.
+  // Keeps the table usable: repairs the file, follows its name, and writes the records of this Table's clients anew.
+  // Two system calls where nothing is wrong. Each Table of the file gets kRepaired and kMoved once. Processes without a
+  // latency client follow 50 ms later, to find the latency clients there already; `at_once`: without that delay.
   Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
 
   // Where a slot claimed through this Table is since tend() last said kMoved.
@@ -197,7 +197,7 @@ class Table {
   // Of kRepaired and kStranded.
   std::string why() const;
 
-  // Does the program still have the table's descriptor? One system call; lost() tells what was found last, without one.
+  // Does the program still have the table's descriptor? One system call; lost() repeats the last result without one.
   bool check() noexcept;
   bool lost() const noexcept;
   std::string why_lost() const;
@@ -206,7 +206,7 @@ class Table {
   bool alive(int slot) const noexcept;
 
   // Gives back the slots of dead clients among `candidates` (a bitmap), clears their bits everywhere and wakes the
-  // gates; of living ones it clears the bits that a client of their class does not have. Returns how many it gave back.
+  // gates. Of living clients, clears the bits that do not fit their class. Returns the number of slots given back.
   int reap(std::uint64_t candidates = ~std::uint64_t{0}) noexcept;
 
   // Sleeps until wake_sequence differs from `seen`, at most `timeout_ns`. May return early. Before it read `seen`, the
@@ -214,8 +214,8 @@ class Table {
   void sleep(std::uint32_t seen, std::int64_t timeout_ns) noexcept;
   void wake_all() noexcept;
 
-  // The client asks for memory from here on (arbiter/memory_board.hpp) / no longer does. Nothing, where the slot is not
-  // one of this Table's any more: it may be another client's, which asks, too. False: it does not ask.
+  // The client asks for memory from here on (arbiter/memory_board.hpp) / no longer does. Does nothing where the slot no
+  // longer belongs to this Table: another client may own that slot and ask, too. False: no request was made.
   bool ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns) noexcept;
   void end_request_for_memory(int slot) noexcept;
 

@@ -86,8 +86,8 @@ void reserve(int file, const std::string& path) {
   }
 }
 
-// Puts a new, empty table in the place of what the name stands for now. Holds that file's byte 0. A table gets its name
-// only when it is whole, so that no process ever sees half of one.
+// Puts a new, empty table in the place of the file that has the name now. Holds that file's byte 0. A table gets its
+// name only when whole, so that no process ever sees half of one.
 void write_fresh(int directory, const std::string& name, const std::string& path, std::string_view device_name) {
   const std::string draft = name + ".new";
   unlinkat(directory, draft.c_str(), 0);  // of a process killed right here
@@ -126,7 +126,7 @@ std::string fault_of(int file, off_t bytes) {
   return {};
 }
 
-// Checks and maps a file just opened. Null if its name stands for another one meanwhile, or now for a fresh one.
+// Checks and maps a file just opened. Null if another file has the name meanwhile, or a fresh one now.
 Layout* map_table(int directory, const std::string& name, Descriptor& file, const std::string& path,
                   std::optional<std::string_view> device_name) {
   const RegistrationLock lock(file, path);
@@ -244,7 +244,7 @@ Ownership::~Ownership() { munmap(page_, sizeof(Page)); }
 File::~File() {
   munmap(layout, sizeof(Layout));
   if (descriptor().get() >= 0) return;
-  // The table may have been opened anew since: the other numbers may be that one's, and closing any drops its locks.
+  // The table may have been opened anew since: the other numbers may be that table's, and closing any drops its locks.
   for (const auto& each : places) each->directory.forget();
   for (Descriptor& other : spare) other.forget();
 }

@@ -1,5 +1,5 @@
-// The files of client tables that this process has open, and what it holds in them: descriptors that the host program
-// may close behind our back, the locks, the slots. Internal to this room (table.hpp is its face).
+// The files of client tables that this process has open: descriptors that the host program may close behind our back,
+// the locks, the slots. Internal to this room (table.hpp is its face).
 //
 // Threads: a File's parts say which mutex guards them. Nothing here is on the launch path but File::own_slots().
 #pragma once
@@ -29,7 +29,7 @@ namespace cudasched::arbiter {
 
 inline constexpr const char* kElsewhere = "set CUDASCHED_RUN_DIR to another directory of your own";
 
-// Lock bytes of the file. These places hold for every layout version: that is how one version sees another's clients.
+// Lock bytes of the file. All layout versions use these places, so one version sees another's clients.
 inline constexpr off_t kRegistrationByte = 0;
 constexpr off_t slot_byte(int slot) noexcept { return 1 + slot; }
 
@@ -55,8 +55,8 @@ struct Identity {
 std::optional<Identity> identity_of(int number) noexcept;
 std::optional<Identity> identity_of(int directory, const std::string& name) noexcept;
 
-// A descriptor that the host program may close behind our back, and whose number may then be a file of the program's:
-// a caller gets the number only while it is still the file that was opened.
+// A descriptor that the host program may close behind our back, and whose number may then be a file of the program's. A
+// caller gets the number only while it still stands for the opened file.
 class Descriptor {
  public:
   explicit Descriptor(int number) noexcept : number_(number) {
@@ -95,7 +95,7 @@ class Descriptor {
   std::optional<Identity> identity_;
 };
 
-// What is said of a table whose descriptor the program closed.
+// The message for a table whose descriptor the program closed.
 std::string closed(const std::string& path);
 
 // EBADF if the descriptor is lost.
@@ -105,7 +105,7 @@ void unlock(Descriptor& file, off_t byte) noexcept;
 // The lock of another process in a range of bytes (length 0: to the end), if there is one.
 std::optional<struct flock> foreign_lock(Descriptor& file, off_t first, off_t length) noexcept;
 
-// Byte 0, which a process that creates, replaces or registers holds. The wait is bounded: its holder may be stopped.
+// Byte 0, which a process locks to create, replace or register. The wait is bounded: the holder may be stopped.
 class RegistrationLock {
  public:
   RegistrationLock(Descriptor& file, const std::string& path);  // throws ArbiterError
@@ -117,8 +117,8 @@ class RegistrationLock {
   Descriptor& file_;
 };
 
-// What this process owns, in a page that a fork wipes: a child finds that it owns nothing. The process id is compared
-// too, for kernels that cannot wipe; alone it would not do, since a child in a new pid namespace may have its parent's.
+// The slots that this process owns, in a page that a fork wipes: a child owns none. The process id is compared too, for
+// kernels that cannot wipe. The id alone would not do, since a child in a new pid namespace may have its parent's id.
 class Ownership {
  public:
   Ownership();  // throws ArbiterError
@@ -137,7 +137,7 @@ class Ownership {
   Page* page_;
 };
 
-// What this process said of a client when it claimed the slot, to write it anew.
+// The client's values at the claim of its slot, to write them anew.
 struct Record {
   Class client_class = Class::kNormal;
   bool hook_attached = true;
@@ -149,7 +149,7 @@ struct Record {
   std::array<char, 64> name{};
 };
 
-// What one Table of a file has claimed, and what it has still to be told. Guarded by File::slots, but for `claimed`.
+// One Table's claims in a file, and its pending reports. Guarded by File::slots, but for `claimed`.
 struct Claims {
   static constexpr std::array<std::int8_t, kSlotCount> kUnmoved = [] {
     std::array<std::int8_t, kSlotCount> slots{};
@@ -174,9 +174,9 @@ struct Place {
   Descriptor file;
 };
 
-// One table that is open. All Tables of one file in a process share it, since closing any descriptor of the file would
-// drop every lock of the process on it. Where the file was followed to another one, the places before stay open: other
-// threads may be about to use their numbers.
+// One table that is open. All Tables of one file in a process share one File, since closing any descriptor of the file
+// would drop all locks of the process. After a move to another file, the places before stay open: other threads may be
+// about to use their numbers.
 struct File {
   File(std::unique_ptr<Place> place_, std::string directory_path_, std::string name_, std::string path_,
        Layout* layout_)
@@ -216,22 +216,22 @@ struct File {
   const std::array<char, 64> device_name;
   std::atomic<Place*> place;
   std::vector<std::unique_ptr<Place>> places;
-  std::vector<Descriptor> spare;  // further descriptors of the same file, opened by accident, closed with it
+  std::vector<Descriptor> spare;  // further descriptors of the same file, opened by accident, closed with the first
   Ownership mine;
   std::mutex registration;  // held around byte 0
   std::mutex slots;         // held while slot locks change; never while waiting for another process
   std::array<Record, kSlotCount> records;
   std::vector<Claims*> tables;        // guarded by Registry::mutex and `slots`
   bool creates = false;               // the name is created where it is missing; guarded by Registry::mutex
-  bool repaired_cut = false;          // the last repair was of its size; guarded by `slots`
+  bool repaired_cut = false;          // the last repair was of the file's size; guarded by `slots`
   std::string fault;                  // of the last attempt to follow the name; guarded by `slots`
   std::int64_t name_seen_ns = 0;      // guarded by `slots`
   std::int64_t away_since_ns = 0;     // since when the name has stood for another file; guarded by `slots`
   std::atomic<int> cannot_extend{0};  // the errno for which the table was given up
 };
 
-// The files this process has open. A forked child starts another one, and leaves its parent's as it is: that one's
-// mutexes may be held by threads that the child does not have, and its descriptors may not be closed.
+// The files this process has open. A forked child starts another Registry and leaves its parent's as it is. Threads
+// that the child does not have may hold the parent's mutexes, and the parent's descriptors may not be closed.
 struct Registry {
   static Registry& current();
 
@@ -248,15 +248,16 @@ struct Registry {
   std::vector<std::unique_ptr<File>> files;
 };
 
-// A table that was opened: one that the process has open already, or its place and its mapping.
+// An opened table: a File that the process has open already, or a new place and mapping.
 struct Opened {
   File* known = nullptr;
   std::unique_ptr<Place> place;
   Layout* layout = nullptr;
 };
 
-// Finds the file among those open, or opens and checks it. With a device name it is created, or replaced if it is not a
-// table of this version and no process uses it. The caller holds the registry's mutex. Throws ArbiterError.
+// Finds the file among those open, or opens and checks it. With a device name, a missing file is created. One that is
+// no table of this version is replaced if no process uses it. The caller holds the registry's mutex. Throws
+// ArbiterError.
 Opened open_place(Registry& registry, const std::string& directory_path, const std::string& name,
                   const std::string& path, std::optional<std::string_view> device_name);
 

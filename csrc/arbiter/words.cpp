@@ -54,14 +54,14 @@ void wake_memory(Layout& layout) noexcept {
   futex_wake_all(layout.memory.sequence, Sharing::kShared);
 }
 
-// The gate may have opened. Clients of other GPUs say only that there are some; the client that wakes them takes that
-// back, so that one that was killed in its sleep costs one wake-up.
+// The gate may have opened. distant_waiters says only that clients of other GPUs wait. The client that wakes them
+// clears the word, so that one killed in its sleep costs one wake-up.
 void wake_waiters(Layout& layout) noexcept {
   const bool distant = layout.distant_waiters.load() != 0 && layout.distant_waiters.exchange(0) != 0;
   if (distant || layout.waiting.load() != 0) wake(layout);
 }
 
-// `occupied` goes last: what a reaper killed on the way leaves, the next one sees.
+// `occupied` goes last: the next reaper sees the remains of one killed on the way.
 void clear_slot(Layout& layout, int slot) noexcept {
   const std::uint64_t others = ~bit_of(slot);
   std::uint64_t turn = layout.turn.load();
@@ -78,7 +78,7 @@ void clear_slot(Layout& layout, int slot) noexcept {
 
 namespace {
 
-// Bits that no client of this class has: damage, or left by a client that had lost its table and did not know it yet.
+// Bits that no client of this class has: damage, or left by a client that had just lost its table.
 void clear_bits_of_other_classes(Layout& layout, int slot, Class client_class) noexcept {
   const bool holds = client_class != Class::kLatency && (layout.active.load() & bit_of(slot)) != 0;
   if (client_class != Class::kLatency) {

@@ -1,6 +1,6 @@
-// The host program's signals are for its own threads: one of ours is started while the calling thread blocks all, and
-// never gets any. But a fault of a thread's own is not for another one: where that is blocked, the kernel ends the
-// process at once, and the program's handler (Python's faulthandler, a crash reporter) says nothing of it.
+// The host program's signals are for its own threads: one of ours starts while the calling thread blocks all signals,
+// and never gets any. Signals of a thread's own faults stay unblocked. Where one is blocked, the kernel ends the
+// process at once, and the program's handler (Python's faulthandler, a crash reporter) does not report the fault.
 #pragma once
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 
 namespace cudasched {
 
-// For the length of a scope, on the calling thread. A thread that is started meanwhile keeps it.
+// For the length of a scope, on the calling thread. A thread that is started meanwhile inherits the blocked signals.
 class BlockedSignals {
  public:
   BlockedSignals() noexcept {

@@ -8,8 +8,8 @@
 namespace cudasched {
 
 enum class Class : std::uint8_t {
-  kNormal = 0,      // passes at once, holds nobody back; what a program has that says nothing
-  kLatency = 1,     // passes at once, and closes the gate for best-effort work while it is active
+  kNormal = 0,      // passes at once, holds no launch back; the default
+  kLatency = 1,     // passes at once, and closes the gate for best-effort work while active
   kBestEffort = 2,  // waits at the gate
 };
 

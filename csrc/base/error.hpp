@@ -1,4 +1,4 @@
-// The exception tree. A message says what was wrong, where, and what to do about it. Nothing on the launch path throws.
+// The exception tree. A message states the fault, the place and the remedy. Nothing on the launch path throws.
 //
 //   Error
 //   +-- HookError      the driver shim could not be installed, or CUDA was there first

@@ -1,10 +1,10 @@
-// From a driver's handle to a few words that are known of it. A lookup takes a few loads, on any thread, without a lock
-// or an allocation; it sees the words of one write together, never another handle's. A handle that is known stays known
-// to every lookup while its words are written anew.
+// Maps a driver's handle to a few words about that handle. A lookup takes a few loads, on any thread, without a lock or
+// an allocation. It sees the words of one write together, never another handle's. A known handle stays known to every
+// lookup while its words are written anew.
 //
-// The table grows, up to a bound of live handles; past it set() says false, and the caller answers as if the handle
-// were not known. Memory: at most eight times what the live handles need at their peak, given back by the destructor
-// alone. Writers hold a lock of the caller's.
+// The table grows, up to a bound of live handles; past that bound set() returns false, and the caller treats the handle
+// as unknown. Memory: at most eight times the need of the live handles at their peak, freed by the destructor alone.
+// Writers hold a lock of the caller's.
 #pragma once
 
 #include <array>
@@ -65,8 +65,8 @@ class HandleTable {
     if (slot == nullptr) return false;
     const std::uint64_t stamp = slot->stamp.load(std::memory_order_relaxed);
     const std::uint64_t next = after(stamp);
-    // Into the copy that no lookup reads. One that began two writes ago may: if it sees a new word, then also the write
-    // between.
+    // Into the copy that no lookup reads. One that began two writes ago may: a lookup that sees a new word also sees
+    // the write between.
     auto& copy = slot->words[place_of(next)];
     for (std::size_t i = 0; i < kWords; ++i) copy[i].store(words[i], std::memory_order_release);
     slot->stamp.store(next | kKnown, std::memory_order_release);
@@ -74,7 +74,7 @@ class HandleTable {
     return true;
   }
 
-  // One word of a handle that is known, whatever a lookup beside it sees of the others.
+  // One word of a known handle. A concurrent lookup may see any state of the other words.
   bool set_word(std::uint64_t handle, std::size_t index, std::uint64_t word) noexcept {
     Slot* const slot = known(handle);
     if (slot == nullptr) return false;
@@ -113,7 +113,7 @@ class HandleTable {
 
   std::size_t size() const noexcept { return size_; }
 
-  // Of all blocks that it has, for tests of the bound.
+  // The size of all blocks, for tests of the bound.
   std::size_t bytes() const noexcept {
     std::size_t sum = 0;
     for (const Block* block = every_; block != nullptr; block = block->next) sum += block->count * sizeof(Slot);
@@ -124,9 +124,9 @@ class HandleTable {
   static constexpr std::size_t kLeast = 256;  // slots
   static constexpr std::uint64_t kKnown = 1;
 
-  // The handle of a slot never changes while its block is in use, so a lookup that has found its handle may go on
-  // reading there. `stamp`: kKnown, and a number that each write raises: even or odd, it says which copy of the
-  // words was written last.
+  // The handle of a slot never changes while its block is in use. So a lookup that has found a handle may go on reading
+  // there. `stamp`: kKnown, and a number that each write raises; even or odd tells the copy of the words that was
+  // written last.
   struct Slot {
     std::atomic<std::uint64_t> handle{0};
     std::atomic<std::uint64_t> stamp{0};
@@ -176,7 +176,7 @@ class HandleTable {
     return slot != nullptr && (slot->stamp.load(std::memory_order_relaxed) & kKnown) != 0 ? slot : nullptr;
   }
 
-  // The handle's slot, a new one if it has none.
+  // The handle's slot, existing or new.
   Slot* claim(std::uint64_t handle) noexcept {
     if (handle == 0) return nullptr;
     Block* block = current_.load(std::memory_order_relaxed);
@@ -202,7 +202,7 @@ class HandleTable {
     return &block.slots[at];
   }
 
-  // Copies what is known into a block with room: the spare one where it has the size, else a new one.
+  // Copies the known handles into a block with room: the spare one if large enough, else a new one.
   bool rebuild() noexcept {
     Block* const old = current_.load(std::memory_order_relaxed);
     std::size_t count = std::bit_ceil((size_ + 1) * 2);

@@ -1,6 +1,6 @@
-// A histogram of times that many threads add to and others read: buckets four to an octave, so that a quantile read
-// from it is wrong by an eighth at most (cudasched/counts.h has the bounds). The number of times is the sum of the
-// buckets, so that the two cannot contradict each other.
+// A histogram of times that many threads add to and others read. An octave has four buckets, so a quantile is wrong by
+// an eighth at most (cudasched/counts.h has the bounds). The number of times is the sum of the buckets, so the two
+// cannot contradict each other.
 //
 // add() is for the launch path: two relaxed additions, no lock, no allocation.
 #pragma once
@@ -50,7 +50,7 @@ class Histogram {
   }
   std::uint64_t sum_ns() const noexcept { return sum_ns_.load(std::memory_order_relaxed); }
 
-  // Adds what is in it to `to`.
+  // Adds the contents to `to`.
   void read(cudasched_times& to) const noexcept {
     for (std::size_t i = 0; i < buckets_.size(); ++i) to.buckets[i] += buckets_[i].load(std::memory_order_relaxed);
     to.sum_ns += sum_ns_.load(std::memory_order_relaxed);

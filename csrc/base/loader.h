@@ -1,5 +1,5 @@
 /* The C library's own dlsym. Another library in the process may export a dlsym that answers for every "cu..." function
- * with its own (HAMi-core does, to limit what a program gets). What looks the real driver's functions up must not get
+ * with its own (HAMi-core does, to limit a program's resources). A look-up of the real driver's functions must not get
  * those: they lead back to the driver's name, which is ours, and round for ever. Plain C, needs libc alone, because the
  * shim links it too. Any thread. */
 #ifndef CUDASCHED_BASE_LOADER_H_

@@ -59,7 +59,7 @@ const char* file() noexcept {
   return path == nullptr ? "" : path;
 }
 
-// A name or a path may be another program's choice: nothing in it is an order to the terminal.
+// A name or a path may be another program's choice: no character may control the terminal.
 void make_harmless(char* text, std::size_t bytes) noexcept {
   constexpr unsigned char kFirstOfC1 = 0xc2;
   for (std::size_t i = 0; i < bytes; ++i) {
@@ -70,8 +70,8 @@ void make_harmless(char* text, std::size_t bytes) noexcept {
   }
 }
 
-// A pipe whose reader has left answers a write with SIGPIPE, which would end the program: it is taken back here, unless
-// one was pending before, which is the program's own.
+// A pipe whose reader has left answers a write with SIGPIPE, which would end the program. This class takes the signal
+// back, unless one was pending before, which is the program's own.
 class WithoutSigpipe {
  public:
   WithoutSigpipe() noexcept {
@@ -110,8 +110,8 @@ bool write_whole(int descriptor, const char* line, std::size_t bytes) noexcept {
   return written == static_cast<ssize_t>(bytes);
 }
 
-// Opened for each line: nothing is left open for a child, a program that closes what it does not know, or a rotation.
-// Not waited for: a named pipe without a reader is no file.
+// Opened for each line: no descriptor is left open for a child, a program that closes unknown ones, or a rotation. Does
+// not wait: a named pipe without a reader is no file.
 bool append(const char* path, const char* line, std::size_t bytes) noexcept {
   const int descriptor = ::open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
   if (descriptor < 0) return false;

@@ -26,7 +26,7 @@ class Limit {
     }
   }
 
-  // How many were left out since this was last asked.
+  // The number of lines left out since the last call.
   std::uint64_t take_left_out() noexcept { return left_out_.exchange(0, std::memory_order_relaxed); }
 
  private:

@@ -1,4 +1,4 @@
-// What differs between the processors that cudasched runs on: x86-64 and arm64.
+// The differences between the processors that cudasched runs on: x86-64 and arm64.
 #pragma once
 
 #include <cstdint>

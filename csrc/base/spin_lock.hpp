@@ -1,6 +1,6 @@
-// A lock for a few hundred nanoseconds of work. Yields to the scheduler when it does not come free at once, so that two
-// threads on one core do not starve each other; never sleeps. It knows its holder, so that a thread that was
-// interrupted by a signal while it held the lock need not wait for itself for ever.
+// A lock for a few hundred nanoseconds of work. Yields to the scheduler when the lock does not come free at once, so
+// that two threads on one core do not starve each other. Never sleeps. The lock knows its holder, so that a signal
+// handler does not wait for ever for the thread that it interrupted.
 #pragma once
 
 #include <sched.h>
@@ -29,7 +29,7 @@ class SpinLock {
   }
   void unlock() noexcept { holder_.store(0, std::memory_order_release); }
 
-  // The calling thread holds it: a signal handler runs in the middle of what the lock guards.
+  // The calling thread holds the lock: a signal handler runs inside the guarded section.
   bool held_by_this_thread() const noexcept { return holder_.load(std::memory_order_relaxed) == self(); }
 
  private:
@@ -38,8 +38,8 @@ class SpinLock {
   std::atomic<std::uintptr_t> holder_{0};
 };
 
-// Holds the lock for the length of a scope, unless this thread holds it already: then owns() is false, and what the
-// lock guards must not be touched.
+// Holds the lock for the length of a scope, unless this thread holds it already. Then owns() is false, and the guarded
+// data must not be touched.
 class SpinGuard {
  public:
   explicit SpinGuard(SpinLock& lock) noexcept : lock_(lock), owns_(!lock.held_by_this_thread()) {

@@ -1,4 +1,4 @@
-/* How an on/off variable is spelt: 1, true, yes, on and 0, false, no, off, whatever the case;
+/* How an on/off variable is spelt: 1, true, yes, on and 0, false, no, off, in any case;
  * python/cudasched/config.py has the same. For the shim, which is C, and the engine. Any thread, no lock, no
  * allocation. */
 #pragma once

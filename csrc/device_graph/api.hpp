@@ -1,5 +1,5 @@
-// The driver's functions that this room calls, looked up by name in libcuda.so.1 at the first use: under cudasched the
-// shim, so that graphs made here are scheduled as any other. Any thread. This room stands beside the others
+// The driver's functions that this room calls, looked up by name in libcuda.so.1 at the first use. Under cudasched this
+// is the shim, so that graphs made here are scheduled as any other. Any thread. This room stands beside the others
 // (docs/design.md) and includes none of them: it is a library for programs.
 #pragma once
 
@@ -68,13 +68,13 @@ struct Api {
 // Throws UnsupportedError: there is no driver, or one that is older than CUDA 11.4.
 const Api& api();
 
-// Throws Error with the call's name and the driver's word for what happened, unless it succeeded.
+// Throws Error with the call's name and the driver's error text, unless the call succeeded.
 void check(CUresult status, const char* call);
 
 // Of the calling thread; null: none.
 CUcontext context_of_thread();
 
-// Makes a context current to the calling thread for a scope, where the driver lets it.
+// Makes a context current to the calling thread for a scope, where the driver allows this.
 class Current {
  public:
   explicit Current(CUcontext context) noexcept : status_(api().context_push(context)) {}
@@ -87,7 +87,7 @@ class Current {
 
   bool ok() const noexcept { return status_ == CUDA_SUCCESS; }
   CUresult status() const noexcept { return status_; }
-  // Throws Error: it is not current.
+  // Throws Error: the context is not current.
   void need() const { check(status_, "cuCtxPushCurrent"); }
 
  private:

@@ -11,8 +11,8 @@ constexpr int kConditional = 12040;
 constexpr int kElseAndSwitch = 12080;
 constexpr int kDeviceLaunch = 12000;
 
-// The driver reads as many pointers as the kernel has parameters, however many there are, and as much behind each as it
-// takes. Where it does not say how many these are and how large (before CUDA 12.4), nothing is checked.
+// The driver reads as many pointers as the kernel has parameters, and each parameter's bytes, without any check. Where
+// the driver does not tell their number and sizes (before CUDA 12.4), nothing is checked here.
 void check_parameters(const Kernel& kernel) {
   const Api& driver = api();
   if (driver.function_parameter == nullptr) return;

@@ -17,7 +17,7 @@ constexpr char kTarget[] = "sbsa-linux";
 
 constexpr const char* kRuntime = "libcudadevrt.a";
 
-// Where a loaded library is; empty: it is not loaded.
+// The directory of a loaded library; empty: not loaded.
 std::filesystem::path directory_of(const char* library, const char* symbol) {
   void* const handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return {};
@@ -121,7 +121,7 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
 
 LinkedModule::~LinkedModule() {
   if (module_ == nullptr) return;
-  if (const Current current(context_); current.ok()) api().unload_module(module_);  // else it went with its context
+  if (const Current current(context_); current.ok()) api().unload_module(module_);  // else unloaded with its context
 }
 
 CUfunction LinkedModule::function(const char* name) const {

@@ -57,7 +57,7 @@ StaticPool::StaticPool(std::span<const Use> uses, std::size_t alignment) : plan_
 
 StaticPool::~StaticPool() {
   if (base_ == 0) return;
-  if (const Current current(context_); current.ok()) api().free(base_);  // else it went with its context
+  if (const Current current(context_); current.ok()) api().free(base_);  // else the memory went with its context
 }
 
 }  // namespace cudasched::graphs

@@ -21,7 +21,7 @@ CUdevice device_of(CUcontext context) {
 // Within which NCCL destroys communicators that no graph holds.
 constexpr std::chrono::milliseconds kGraphsAreGone{200};
 
-// NCCL's, as nccl.h has them.
+// NCCL's types, as in nccl.h.
 using Communicator = void*;
 constexpr int kFloat = 7;
 constexpr int kSum = 0;
@@ -68,7 +68,7 @@ void enable_peer_access(CUcontext from, CUcontext to) {
   const CUdevice of_to = device_of(to);
   int can = 0;
   const CUresult asked = driver.can_access_peer(&can, of_from, of_to);
-  driver.need(asked != CUDA_ERROR_NOT_SUPPORTED, 11040, "peers");  // cudasched's shim stands for what a driver lacks
+  driver.need(asked != CUDA_ERROR_NOT_SUPPORTED, 11040, "peers");  // by the shim, where a driver lacks it
   check(asked, "cuDeviceCanAccessPeer");
   if (can == 0) {
     throw UnsupportedError("GPU " + std::to_string(of_from) + " cannot use memory of GPU " + std::to_string(of_to) +
@@ -109,8 +109,9 @@ Collectives::Collectives(std::span<const int> devices) : state_(std::make_unique
                    "ncclCommInitAll");
 }
 
-// NCCL destroys a communicator when the last graph is gone that has a sum of it, and waits until then: on a thread of
-// its own, because this one may be about to destroy those graphs. Where they are gone, all is done when this returns.
+// NCCL destroys a communicator when the last graph with one of its sums is gone, and waits until then. So a thread of
+// its own destroys the communicator, because this thread may be about to destroy those graphs. Without such graphs, all
+// is done at the return.
 Collectives::~Collectives() {
   if (!state_->captured) return;
   State* const state = state_.release();
@@ -133,7 +134,7 @@ void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std:
     throw std::invalid_argument("a sum over " + std::to_string(state.communicators.size()) +
                                 " GPUs needs as many arrays and streams");
   }
-  // Before the group: of one that is left half way, NCCL runs what it was given, which waits for the rest.
+  // Before the group: of a group that is left half way, NCCL runs the part given, which waits for the rest.
   for (CUcontext const context : state.contexts) Current(context).need();
   state.nccl.check(state.nccl.group_start(), "ncclGroupStart");
   int status = 0;
@@ -148,7 +149,7 @@ void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std:
     void* const memory = reinterpret_cast<void*>(data[i]);
     status = state.nccl.all_reduce(memory, memory, count, kFloat, kSum, state.communicators[i], streams[i]);
   }
-  const int ended = state.nccl.group_end();  // whatever was refused: the thread's later calls would join the group
+  const int ended = state.nccl.group_end();  // in every case: the thread's later calls would join the group
   check(pushed, "cuCtxPushCurrent");
   state.nccl.check(status, "ncclAllReduce");
   state.nccl.check(ended, "ncclGroupEnd");

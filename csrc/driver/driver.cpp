@@ -56,7 +56,7 @@ std::string Driver::error_name(CUresult status) const {
 }
 
 std::string device_uuid(CUdevice device) {
-  // A MIG instance has a UUID of its own, and is told from a GPU by its name alone: "NVIDIA H200 MIG 1g.18gb".
+  // A MIG instance has a UUID of its own; only its name distinguishes it from a GPU: "NVIDIA H200 MIG 1g.18gb".
   const bool is_instance = device_name(device).find(" MIG ") != std::string::npos;
   CUuuid uuid{};
   check("cuDeviceGetUuid", table().cuDeviceGetUuid(&uuid, device));

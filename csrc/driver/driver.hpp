@@ -13,7 +13,7 @@
 
 namespace cudasched::driver {
 
-// A driver call that failed: which, with what status, called from where.
+// A driver call that failed: the call, its status and its source location.
 class DriverError : public Error {
  public:
   DriverError(const char* call, CUresult status, std::source_location where = std::source_location::current());
@@ -58,7 +58,7 @@ struct Driver {
 inline constinit Driver driver_table;
 inline Driver& table() noexcept { return driver_table; }
 
-// The driver is asked; 14 ns. A stream of which it cannot say counts as capturing.
+// Asks the driver; 14 ns. A stream counts as capturing where the driver cannot say.
 inline bool is_capturing(CUstream stream) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return table().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -94,17 +94,17 @@ class CurrentContext {
   bool pushed_;
 };
 
-// Waits for what runs in the device's primary context, on whichever thread, if there is one.
+// Waits for the work in the device's primary context, of all threads, if that context exists.
 void synchronize_primary(CUdevice device) noexcept;
 
 // The program has made a green context.
 inline constinit std::atomic<bool> green_contexts_exist{false};
 
-// Are contexts of several processes on the GPU at once? Drivers before 12.3 do not know; they count as without MPS.
+// Are contexts of several processes on the GPU at once? Drivers before 12.3 cannot tell, and count as without MPS.
 bool under_mps(CUdevice device) noexcept;
 
-// The calling thread's current context, for other threads to make current. Null where there is none, or where it is a
-// green one: that may be current to one thread at a time. On the launch path.
+// The calling thread's current context, for other threads to make current. Null where there is none, or where the
+// context is a green one, which may be current to one thread at a time. On the launch path.
 CUcontext shareable_context() noexcept;
 
 // The stream that a call means: stream 0 is the legacy or the per-thread default stream, by entry point.

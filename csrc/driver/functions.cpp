@@ -12,9 +12,9 @@
 namespace cudasched::driver {
 namespace {
 
-// Launches accept a kernel cast to a function, and calls that describe functions refuse it: the call that answers for
-// the number of registers is asked for the rest. A handle that was given out as a kernel is asked for as one, because
-// tools report each call that fails.
+// Launches accept a kernel cast to a function, and calls that describe functions refuse one. The call that answers for
+// the number of registers is also used for the other attributes. A handle that was given out as a kernel is described
+// as one, because tools report each failed call.
 class Asker {
  public:
   Asker(const void* handle, bool given_as_kernel) noexcept
@@ -27,7 +27,7 @@ class Asker {
 
   bool described() const noexcept { return is_function_ || is_kernel_; }
 
-  // The module or library whose it is; `handle` is 0 where the driver does not tell.
+  // The owning module or library; `handle` is 0 where the driver does not tell.
   struct Owner {
     std::uint64_t handle = 0;
     bool is_library = false;
@@ -171,8 +171,8 @@ const KernelFacts* Functions::describe(const void* function) noexcept {
     HandleTable<1>::Words image{};
     if (images_.find(owner.handle, image)) asked->image = reinterpret_cast<const void*>(image[0]);
     const std::scoped_lock lock(mutex_);
-    // Builds of one kernel may differ in their parameters alone (Triton leaves out those that are constant), and the
-    // layout that is found must be the function's own.
+    // Builds of one kernel may differ in their parameters alone (Triton leaves out constant ones), and the found layout
+    // must be the function's own.
     std::uint64_t layout = asked->facts.identity;
     for (const Parameter& each : asked->parameters) layout = mix(layout, std::uint64_t{each.offset} << 32 | each.bytes);
     const auto [known, is_new] = by_layout_.try_emplace(layout, nullptr);
@@ -247,7 +247,7 @@ void Functions::forget_handles() noexcept {
 }
 
 void Functions::reset_in_child() noexcept {
-  // The parent's other threads may have held it; what they described is whole or not in the table.
+  // The parent's other threads may have held the mutex; a kernel they described is whole or not in the table.
   new (&mutex_) std::mutex;
   succeeded_lock_.unlock();
   images_lock_.unlock();

@@ -1,11 +1,11 @@
-// What each kernel is: facts, name and the layout of its parameter block, asked of the driver once, at its first
-// launch; and which of its launches have succeeded, so that their like may be deferred.
+// Each kernel's facts, name and parameter layout, which the driver is asked for once, at the kernel's first launch.
+// Also which launches have succeeded, so that similar ones may be deferred.
 //
-// find() is a few loads for a kernel that is known, from any thread. A kernel that is new is described under a lock,
-// with allocation and driver calls: its first launch is slow anyway, because its code is loaded then. What find() gave
-// stays true and in place for the life of the process. A handle is forgotten before its module is unloaded: the driver
-// may give it to another kernel at once; what it stood for is kept and found again by identity. At most
-// HandleTable::kMost handles are remembered; others are described at each launch and never deferred.
+// find() is a few loads for a kernel that is known, from any thread. A new kernel is described under a lock, with
+// allocation and driver calls: the first launch is slow anyway, because it loads the kernel's code. The result of
+// find() stays valid and in place for the life of the process. A handle is forgotten before its module is unloaded,
+// because the driver may give the handle to another kernel at once. The kernel's facts are kept and found again by
+// identity. At most HandleTable::kMost handles are remembered; others are described at each launch and never deferred.
 #pragma once
 
 #include <cuda.h>
@@ -33,14 +33,14 @@ struct Parameter {
 };
 
 // The parameter block of a launch that passes it in one piece, by the `extra` of cuLaunchKernel, which is not null.
-// False where that says anything else.
+// False where `extra` has any other content.
 bool read_packed(void* const* extra, std::span<const std::byte>& packed) noexcept;
 
 struct KernelFacts {
   predict::Function facts;
-  std::string name;  // as the driver gives it: mangled; empty before 12.3
+  std::string name;  // mangled, as from the driver; empty before 12.3
   std::vector<Parameter> parameters;
-  const void* image = nullptr;    // the code that it was loaded from, in memory that may be gone; null: not known
+  const void* image = nullptr;    // the code that the driver loaded, in memory that may be gone; null: not known
   bool described = false;         // `parameters` are all that there are; not before 12.4
   std::uint32_t block_bytes = 0;  // of all parameters and the padding between them
   bool has_layout = false;        // described, and a block of at most Function::kMaxParameterBytes
@@ -64,7 +64,7 @@ class Functions {
     Known known;
     return find(function, known) ? known.facts : describe(function);
   }
-  // False where it has not been described. Asks nothing.
+  // False where the function has not been described. Makes no driver call.
   bool find(const void* function, Known& known) const noexcept {
     HandleTable<3>::Words words{};
     if (!by_handle_.find(handle_word(function), words)) return false;
@@ -76,10 +76,11 @@ class Functions {
   // The module or library was loaded from this image. Off the launch path.
   void loaded(std::uint64_t owner, const void* image) noexcept;
 
-  // The driver gave this handle out as a kernel. The handle may be a function's later: it is asked for as that, then.
+  // The driver gave this handle out as a kernel. The handle may later be a function's, and is then described as a
+  // function.
   void given_as_kernel(CUkernel kernel) noexcept;
 
-  // ---- launches that have succeeded, by a hash of what makes them alike (queue/queue.cpp)
+  // ---- launches that have succeeded, by a hash of their common traits (queue/queue.cpp)
   bool has_succeeded(std::uint64_t like) const noexcept { return succeeded_.contains(like); }
   void succeeded(std::uint64_t like) noexcept;
 
@@ -90,11 +91,12 @@ class Functions {
   void kernel_changed(const void* kernel) noexcept;
   void all_changed() noexcept { settings_.fetch_add(1); }
 
-  // Around a driver call that ends handles: they are forgotten before it, and what is described beside it is not kept.
+  // Around a driver call that ends handles: the handles are forgotten before the call, and descriptions made during the
+  // call are not kept.
   class Ending {
    public:
     explicit Ending(CUmodule module) noexcept;
-    // Its kernels; and every function, because any of them may be one that it has in some context.
+    // The library's kernels; and every function, because any may be one of the library's in some context.
     explicit Ending(CUlibrary library) noexcept;
     ~Ending();
     Ending(const Ending&) = delete;
@@ -129,7 +131,7 @@ class Functions {
   std::map<std::uint64_t, std::unique_ptr<KernelFacts>> by_layout_;  // identity and parameters
 };
 
-// How many of the kernel's blocks an SM holds; `blocks_per_sm` stays as it is where the driver will not say.
+// How many of the kernel's blocks an SM holds; `blocks_per_sm` stays unchanged where the driver does not answer.
 void ask_occupancy(const predict::Launch& launch, int& blocks_per_sm) noexcept;
 
 // The process's one table.

@@ -1,6 +1,6 @@
-// The priorities of a graph's kernel nodes, changed for the length of a scope: the user's graph reads afterwards as it
-// did before. Not on the launch path: allocates, and calls the driver once or twice a node. No other
-// thread may use the graph meanwhile, as CUDA demands of its caller.
+// The priorities of a graph's kernel nodes, changed for the length of a scope: the user's graph reads afterwards as
+// before. Not on the launch path: allocates, and calls the driver once or twice a node. No other thread may use the
+// graph meanwhile, as CUDA demands of its caller.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,7 @@ namespace cudasched::driver {
 
 class NodePriorities {
  public:
-  // Finds the kernel nodes, those of child graphs too.
+  // Finds the kernel nodes, child graphs' included.
   explicit NodePriorities(CUgraph graph) noexcept;
   ~NodePriorities();
   NodePriorities(const NodePriorities&) = delete;
@@ -21,7 +21,7 @@ class NodePriorities {
   // There are some, and none can have been missed. The bodies of conditional nodes cannot be read.
   bool complete() const noexcept { return complete_ && !nodes_.empty(); }
 
-  // One of them has another priority than the default, 0: it was set, or captured on a stream with a priority.
+  // A node has another priority than the default, 0: it was set, or captured on a stream with a priority.
   bool chosen() const noexcept;
 
   // False where the driver refuses; nothing is changed then.

@@ -72,8 +72,8 @@ bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   if (table().cuStreamGetCtx_v1 == nullptr || table().cuStreamGetCtx_v1(stream, &context) != CUDA_SUCCESS) {
     context = nullptr;
   }
-  // A green context may be current to one thread at a time: not made current here, and its streams are used where it
-  // is.
+  // A green context may be current to one thread at a time: it is not made current here, and its streams are used on
+  // that thread.
   CUgreenCtx green = nullptr;
   if (green_contexts_exist.load(std::memory_order_relaxed) && table().cuStreamGetGreenCtx != nullptr &&
       table().cuStreamGetGreenCtx(stream, &green) == CUDA_SUCCESS && green != nullptr) {
@@ -113,7 +113,7 @@ void Registry::note_event(CUevent event, bool is_shared) noexcept {
 }
 
 void Registry::created(CUevent event, unsigned flags) noexcept {
-  // Nothing is deferred in a green context, and its end does not say which events end with it.
+  // Nothing is deferred in a green context, whose end does not tell which events end, too.
   if (green_contexts_exist.load(std::memory_order_relaxed) && shareable_context() == nullptr) return;
   note_event(event, (flags & CU_EVENT_INTERPROCESS) != 0);
 }
@@ -206,7 +206,7 @@ bool Registry::has_slices(CUgraphExec exec, void* slices) noexcept {
 void Registry::context_ends(CUcontext context) noexcept {
   const SpinGuard guard(lock_);
   if (!guard.owns()) return;
-  streams_.clear();  // those of others are asked for again
+  streams_.clear();  // the driver is asked again for other contexts' streams
   events_.erase_if([&](std::uint64_t, const auto& words) { return words[0] == handle_word(context); });
   execs_.erase_if([&](std::uint64_t, const auto& words) { return context_at(words[3]) == context; });
 }
@@ -217,7 +217,7 @@ Registry::Ended Registry::primary_context_ends(int device) noexcept {
   if (!guard.owns()) return ended;
   ended.device = device;
   streams_.clear();
-  // What there is no memory to keep stays forgotten.
+  // Facts without memory to keep them stay forgotten.
   const auto take = [](auto& kept, std::uint64_t handle, const auto& words) {
     try {
       kept.emplace_back(handle, words);

@@ -1,14 +1,14 @@
-// What is known of the process's streams, events and executable graphs, by handle, from the driver's initialisation on,
-// whether or not a launch queue exists. (Of functions: driver/functions.hpp.)
+// Facts about the process's streams, events and executable graphs, by handle, from the driver's initialisation on, with
+// or without a launch queue. (Of functions: driver/functions.hpp.)
 //
-// find() takes a few loads, on any thread, without a lock, an allocation or a driver call: it is for the launch path.
-// The rest is called where a handle is created, first used, changed or destroyed; it takes a spin lock, and may
-// allocate and ask the driver. A handle is forgotten before the driver frees it, because another thread may be given it
-// at once.
+// find() takes a few loads, on any thread, without a lock, an allocation or a driver call, for the launch path. The
+// other functions are for a handle's creation, first use, change or destruction. They take a spin lock, and may
+// allocate and ask the driver. A handle is forgotten before the driver frees it, because the driver may give the handle
+// to another thread at once.
 //
-// At most HandleTable::kMost handles of a kind are known (90 MB where every kind is full; 28 KB where there are few).
-// What finds no place is unknown: a stream's kind is then asked of the driver each time, and calls on the event or
-// graph are not deferred. unknown() counts them (`cudasched.state()`).
+// At most HandleTable::kMost handles of a kind are known (90 MB where every kind is full; 28 KB where there are few). A
+// handle without a place is unknown. The driver is then asked for a stream's kind each time, and calls on the event or
+// graph are not deferred. unknown() counts such handles (`cudasched.state()`).
 #pragma once
 
 #include <cuda.h>
@@ -30,7 +30,7 @@ struct StreamFacts {
 };
 
 struct EventFacts {
-  bool shared = false;    // other processes see it: created with INTERPROCESS, or opened from another process
+  bool shared = false;    // visible to other processes: created with INTERPROCESS, or opened from another process
   bool captured = false;  // last recorded on a capturing stream: waits on it belong to the capture
   int device = -1;
   CUcontext context = nullptr;  // that was current when it was created
@@ -40,8 +40,8 @@ struct ExecFacts {
   std::uint64_t identity = 0;         // of the graph's kernels, shapes and order: the same in every run; never 0
   std::int64_t critical_path_ns = 0;  // predicted
   std::uint32_t nodes = 0;
-  bool plain = false;  // kernels, copies, fills, host functions and child graphs of these alone: nothing in it is seen
-                       // from outside its stream
+  bool plain = false;     // only kernels, copies, fills, host functions and child graphs of these: no effect is seen
+                          // outside its stream
   bool launched = false;  // directly and with success, since it was made or changed
 };
 
@@ -56,38 +56,38 @@ class Registry {
 
   // ---- events
   bool find(CUevent event, EventFacts& facts) const noexcept;
-  // After the driver has made it, with the context current in which it was made.
+  // After the driver has created the event, with the same context current.
   void created(CUevent event, unsigned flags) noexcept;
   void opened(CUevent event) noexcept;  // from another process
   void shared(CUevent event) noexcept;  // with another process
   void recorded(CUevent event, bool capturing) noexcept;
-  // Says whether it was known: only one of two threads that destroy the same event is told so.
+  // True where the event was known. Of two threads that destroy the same event, only one gets true.
   bool forget(CUevent event, EventFacts* facts = nullptr) noexcept;
 
   // ---- executable graphs
   bool find(CUgraphExec exec, ExecFacts& facts) const noexcept;
-  // Instantiated, or updated to another graph; not launched yet. With the context current in which it is used.
+  // Instantiated, or updated to another graph; not launched yet. With the context of its use current.
   void made(CUgraphExec exec, const ExecFacts& facts) noexcept;
   void launched(CUgraphExec exec) noexcept;
-  // It is about to be changed, and counts as not launched. Had it been?
+  // The graph is about to be changed, and counts as not launched. True: it had been launched.
   bool changed(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
-  // Was an executable graph made, ever, that is not known to be plain? Its memory nodes' allocations may be in use by
-  // anything.
+  // Was an executable graph ever made that is not known to be plain? Any work may use the allocations of that graph's
+  // memory nodes.
   bool graphs_hold_memory() const noexcept { return graphs_hold_memory_.load(std::memory_order_relaxed); }
   void may_hold_memory() noexcept { graphs_hold_memory_.store(true, std::memory_order_relaxed); }
   // Was a graph given a user object, ever? Which graphs have some, the driver does not say.
   bool graphs_hold_objects() const noexcept { return graphs_hold_objects_.load(std::memory_order_relaxed); }
   void may_hold_objects() noexcept { graphs_hold_objects_.store(true, std::memory_order_relaxed); }
-  // What the runtime keeps of it to launch it in slices; null: nothing. Until it is forgotten.
+  // The runtime's record for launching the graph in slices, until the graph is forgotten; null: none.
   void* slices(CUgraphExec exec) const noexcept;
-  bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room to know it
+  bool has_slices(CUgraphExec exec, void* slices) noexcept;  // false where there is no room
 
   // ---- contexts; each told before the driver ends them
-  // Its events, and the executable graphs that were made while it was current, are forgotten.
+  // Forgets the context's events, and the executable graphs that were made while the context was current.
   void context_ends(CUcontext context) noexcept;
 
-  // What a device's primary context has; restore() takes it back where that context lives on, because others retain it.
+  // The facts of a device's primary context. restore() takes them back where other holders keep that context alive.
   struct Ended {
     int device = -1;
     std::vector<std::pair<std::uint64_t, std::array<std::uint64_t, 2>>> events;
@@ -132,7 +132,7 @@ Registry& registry() noexcept;
 
 // The device of the calling thread's current context; -1 without one.
 int current_device() noexcept;
-// Of a context: makes it current for a moment, unless it is. -1 where the driver refuses it.
+// A context's device. Makes the context current for a moment where necessary. -1 where the driver refuses.
 int device_of(CUcontext context) noexcept;
 
 }  // namespace cudasched::driver

@@ -65,22 +65,22 @@ class Planner {
   const Neighbours after_;
   const Neighbours before_;
 
-  // A cut is named by how many nodes of `order_` are ahead of it.
-  std::vector<Index> order_;  // of the nodes: each behind all that it depends on
+  // A cut is numbered by the count of nodes of `order_` ahead of it.
+  std::vector<Index> order_;  // of the nodes: each behind all its dependencies
   std::vector<Index> place_;  // by node, in `order_`
   std::int64_t critical_ns_ = 0;
-  std::vector<std::int64_t> tail_ns_;       // by cut: the critical path of what is behind it
-  std::vector<std::int64_t> local_ns_;      // by node: the longest path to its end, within the slice under way
-  std::vector<std::int32_t> glued_;         // by cut: other than 0, it may not be taken
-  std::vector<std::int32_t> programmatic_;  // by cut: how many programmatic edges it cuts
+  std::vector<std::int64_t> tail_ns_;       // by cut: the critical path of the nodes behind it
+  std::vector<std::int64_t> local_ns_;      // by node: the longest path to its end, within this slice
+  std::vector<std::int32_t> glued_;         // by cut: other than 0, not allowed
+  std::vector<std::int32_t> programmatic_;  // by cut: the number of programmatic edges across
   std::int64_t slice_ns_ = 0;               // as limits_, or more where there would be too many slices
   std::int64_t growth_ns_ = 0;              // by the cuts so far
   std::size_t looks_ = 0;
   WholeReason over_ = WholeReason::kNone;  // of the slice that choose_end() ended
 };
 
-// Topological, by the middle of each node where every node begins as early as it may: what a cut then leaves to one
-// side of a node that runs across it is at most half of that node. False where the edges make no order.
+// Topological, by the middle of each node where every node begins as early as possible. Of a node that runs across a
+// cut, at most half is then on the wrong side. False where the edges make no order.
 bool Planner::find_order() {
   std::vector<Index> open(count_);
   std::vector<Index> ready;
@@ -125,8 +125,8 @@ void Planner::find_tails() {
   }
 }
 
-// Forbids each cut that would part a node that may wait from one that is not ordered to it. By 64 of them at a time:
-// which of these a node is behind, and which it is ahead of.
+// Forbids each cut between a node that may wait and one that is not ordered to it. Takes 64 of these at a time: each
+// node's bits tell those ahead of the node and those behind.
 void Planner::find_glue() {
   glued_.assign(count_ + 2, 0);
   std::vector<Index> waits;
@@ -155,7 +155,7 @@ void Planner::find_glue() {
         ordered[node] = bits;
       }
     };
-    // From the end towards each one's own place: the first node that is not ordered to it.
+    // From the end towards each one's own place: the first node that is not ordered to that one.
     const auto furthest = [&](bool forward, std::array<Index, 64>& found) {
       std::uint64_t open = some == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << some) - 1;
       for (Index step = 0; step < count_ && open != 0; ++step) {
@@ -188,8 +188,8 @@ void Planner::find_programmatic() {
   std::partial_sum(programmatic_.begin(), programmatic_.end(), programmatic_.begin());
 }
 
-// The best cut behind `begin`, count_ where there is none: as the slice grows node by node, its critical path is known
-// exactly, and so is what a cut here costs, because what all cuts cost adds up to the growth of the whole.
+// The best cut behind `begin`, count_ where there is none. As the slice grows node by node, its critical path is known
+// exactly. So is the cost of a cut here, because the costs of all cuts add up to the growth of the whole.
 Index Planner::choose_end(Index begin) {
   // Slices of equal length, rather than full ones and a rest.
   const std::int64_t left = tail_ns_[begin];
@@ -202,7 +202,7 @@ Index Planner::choose_end(Index begin) {
   std::int64_t longest = 0;
   bool costly = false;
   bool glued = false;
-  // Beyond this, each slice ends where it first may: a graph for which windows overlap without end.
+  // Beyond this, each slice ends at its first allowed cut: a graph for which windows overlap without end.
   const bool hurried = looks_ > 64 * (std::size_t{count_} + edges_.size());
   over_ = WholeReason::kNone;
   for (Index cut = begin + 1; cut <= count_; ++cut) {
@@ -216,7 +216,7 @@ Index Planner::choose_end(Index begin) {
     local_ns_[node] = start_ns + ns(node);
     const std::int64_t with = std::max(longest, local_ns_[node]);
     const bool over = with > slice_ns_;
-    if (over && best != kNowhere) break;  // full, and there is where to end it
+    if (over && best != kNowhere) break;  // full, and there is a place to end
     longest = with;
     if (cut == count_) {
       if (over) over_ = cut == begin + 1 ? WholeReason::kOneNode : glued ? WholeReason::kWaits : WholeReason::kBranches;
@@ -234,7 +234,7 @@ Index Planner::choose_end(Index begin) {
       costly = true;
       continue;
     }
-    if (over) {  // it had to grow: no further than here
+    if (over) {  // the slice had to grow: no further than here
       over_ = cut == begin + 1   ? WholeReason::kOneNode
               : glued && !costly ? WholeReason::kWaits
                                  : WholeReason::kBranches;
@@ -329,7 +329,7 @@ Plan plan(std::span<const Node> nodes, std::span<const Edge> edges, const Limits
 }
 
 std::vector<double> corrections(std::span<const Measured> slices, std::int64_t slice_ns) {
-  constexpr double kShort = 2.0 / 3;  // of what was predicted, all in all
+  constexpr double kShort = 2.0 / 3;  // of the predicted time, all in all
   const auto is_known = [](const Measured& slice) { return slice.predicted_ns > 0 && slice.measured_ns > 0; };
   const auto factor = [](std::int64_t measured_ns, std::int64_t predicted_ns) {
     return static_cast<double>(measured_ns) / static_cast<double>(predicted_ns);
@@ -343,7 +343,7 @@ std::vector<double> corrections(std::span<const Measured> slices, std::int64_t s
     known.measured_ns += slice.measured_ns;
   }
   const double usual = is_known(known) ? factor(known.measured_ns, known.predicted_ns) : 1.0;
-  // What takes no longer than a slice cannot be cut better.
+  // A graph that takes no longer than a slice cannot be cut better.
   const bool are_short = 2 * known.predicted_ns >= all_ns && usual < kShort && known.measured_ns > slice_ns;
   bool is_long = false;
   std::vector<double> factors;
@@ -359,7 +359,7 @@ std::vector<double> corrections(std::span<const Measured> slices, std::int64_t s
 }
 
 bool may_wait(std::string_view kernel_name) noexcept {
-  // Lower case. Those of libraries, then what such kernels are called elsewhere: one too many costs a cut.
+  // Lower case. Those of libraries, then other names of such kernels: one too many costs a cut.
   constexpr std::array<std::string_view, 16> kSigns{
       "nccl",      "nvshmem",    "symm_mem",  "deep_ep",     "multimem",      "cross_device",
       "allreduce", "all_reduce", "allgather", "all_gather",  "reducescatter", "reduce_scatter",

@@ -9,15 +9,15 @@
 namespace cudasched::graph {
 
 enum class WholeReason : std::uint8_t {
-  kNone,  // it is cut
-  // what it is
-  kShort,      // it fits into one slice, or nearly
-  kOneNode,    // one node, or none, or one that takes nearly all of its time
+  kNone,  // not whole: cut
+  // the graph's size and shape
+  kShort,      // fits into one slice, or nearly
+  kOneNode,    // one node, or none, or one that takes nearly all of the time
   kTooLarge,   // more nodes than are looked at
   kBranches,   // each cut would cost its branches their overlap
   kWaits,      // kernels that may wait for one another are not ordered to the rest
-  kMalformed,  // its edges make no order
-  // what is in it
+  kMalformed,  // the edges make no order
+  // the graph's nodes
   kMemoryNode,
   kConditionalNode,
   kEventNode,
@@ -26,7 +26,7 @@ enum class WholeReason : std::uint8_t {
   kDeviceUpdatable,
   kUnknownNode,
   kChildTooDeep,
-  // how it was made or is used
+  // the way it was made or is used
   kDeviceLaunch,
   kSeveralDevices,
   kGreenContext,
@@ -34,9 +34,9 @@ enum class WholeReason : std::uint8_t {
   kCloneDiffers,  // or a clone did not have the nodes and edges of its original
   kNotBuilt,      // the driver refused a slice
   kNoMemory,
-  kTooSlow,     // building took longer than it may
+  kTooSlow,     // building took too long
   kOverBudget,  // the slices of other graphs have all the memory that slices may have
-  kUpdated,     // it was changed in a way that slices do not follow
+  kUpdated,     // changed in a way that slices do not follow
   kRefused,     // the driver refused to launch its first slice
 };
 

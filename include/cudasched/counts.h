@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* Buckets of times, four an octave: bucket 0 holds what is under 1,024 ns, bucket 1 + 4 * o + q what is from
+/* Buckets of times, four an octave: bucket 0 holds times under 1,024 ns, bucket 1 + 4 * o + q times from
  * (4 + q) * 2^(8 + o) on and below the next one's beginning, the last all from 2^34 ns (17.2 s) on. */
 #define CUDASCHED_TIME_BUCKETS 98
 /* Buckets of prediction errors, |measured / predicted - 1|: up to 1, 2, 5, 10, 20, 30, 50, 100 and 200 percent, over.
@@ -18,7 +18,7 @@
 /* Why a graph is launched whole: cudasched_whole_reason() names them. */
 #define CUDASCHED_WHOLE_REASONS 26
 
-/* Levels of what is said of a kernel's launch shape: critical, warning, good, not judged. */
+/* Levels of the judgement of a kernel's launch shape: critical, warning, good, not judged. */
 #define CUDASCHED_LEVELS 4
 
 struct cudasched_times {
@@ -38,7 +38,7 @@ struct cudasched_region_counts {
 /* Executable graphs that the process has now and that stay whole for one reason. */
 struct cudasched_whole_graphs {
   uint64_t graphs;
-  uint64_t longest_ns;    /* what the longest of them is predicted to take, */
+  uint64_t longest_ns;    /* the predicted time of the longest of them, */
   uint64_t longest_nodes; /* and how many nodes it has */
 };
 

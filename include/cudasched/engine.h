@@ -1,7 +1,7 @@
 /* The C boundary of libcudasched.so: all that it exports. The driver shim uses it (cudasched_attach), the Python
  * module, and programs that link it, in C++ through scheduler.hpp. Every function may be called from any thread, throws
  * nothing and never ends the process. Functions that can fail return 0 for success and a cudasched_status otherwise;
- * cudasched_last_error() then says, for the calling thread, what was wrong and what to do. Times are nanoseconds unless
+ * cudasched_last_error() then has the calling thread's fault and its remedy. Times are nanoseconds unless
  * the name says otherwise. */
 #ifndef CUDASCHED_ENGINE_H_
 #define CUDASCHED_ENGINE_H_
@@ -57,7 +57,7 @@ CUDASCHED_EXPORT int cudasched_find_driver(char* path, uint64_t path_bytes);
 /* The name of each of the CUDASCHED_WHOLE_REASONS for a graph to stay whole ("memory_node"); null beyond the last. */
 CUDASCHED_EXPORT const char* cudasched_whole_reason(int32_t reason);
 
-/* What the engine of this process does, beside what it counts (cudasched_get_counts). */
+/* The state of this process's engine, beside its counters (cudasched_get_counts). */
 struct cudasched_state {
   int32_t attached;         /* the shim called cudasched_attach */
   int32_t scheduling;       /* classes have an effect; 0 before the first CUDA call, when off, and after a fault */
@@ -81,7 +81,7 @@ CUDASCHED_EXPORT void cudasched_get_state(struct cudasched_state* state);
 /* What this process has counted, with histograms (counts.h). */
 CUDASCHED_EXPORT int cudasched_get_counts(struct cudasched_counts* counts);
 
-/* Predicted GPU time still to run of what this process has submitted as best effort, on all of its GPUs. */
+/* Predicted GPU time still to run of this process's submitted best-effort work, on all of its GPUs. */
 CUDASCHED_EXPORT int64_t cudasched_in_flight_ns(void);
 
 /* The class of launches that no region and no stream decides. slo_ms 0: none. */
@@ -90,7 +90,7 @@ CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t p
 /* Opens a region on the calling thread; *token closes it, on the same thread. */
 CUDASCHED_EXPORT int cudasched_region_enter(int32_t client_class, int32_t priority, double slo_ms, uint64_t* token);
 
-/* The same with a name: what its requests are counted as (counts.h). UTF-8 of 1 to 63 bytes without control
+/* The same with a name, under which its requests are counted (counts.h). UTF-8 of 1 to 63 bytes without control
  * characters; null: none. Beyond the first 10 names of a process, regions are counted together as "(others)". */
 CUDASCHED_EXPORT int cudasched_region_enter_named(int32_t client_class, int32_t priority, double slo_ms,
                                                   const char* name, uint64_t* token);
@@ -103,7 +103,7 @@ CUDASCHED_EXPORT int cudasched_region_enter_until(int32_t client_class, int32_t 
 CUDASCHED_EXPORT int cudasched_region_exit(uint64_t token);
 
 /* A region of the calling thread may be ended by another one, with cudasched_region_end_elsewhere in place of
- * cudasched_region_exit: what its thread launches from then on is not in it. */
+ * cudasched_region_exit: later launches of the region's thread are not in it. */
 CUDASCHED_EXPORT int cudasched_region_may_move(uint64_t token);
 CUDASCHED_EXPORT int cudasched_region_end_elsewhere(uint64_t token);
 
@@ -118,9 +118,9 @@ struct cudasched_ahead {
   uint64_t event;
 };
 
-/* What `stream` gets from here on comes after what each of the `count` streams of `ahead` has now, all of the current
- * context: a record of its event and a wait for it, as a program would make them, or nothing where it is idle. The host
- * goes on. After an error nothing is said of those that come later in `ahead`. */
+/* Later work of `stream` comes after the present work of each of the `count` streams of `ahead`, all of the current
+ * context. Records each one's event and waits for that event, as a program would, or does nothing for an idle stream.
+ * The host goes on. After an error the later streams of `ahead` may not be ordered. */
 CUDASCHED_EXPORT int cudasched_order(uint64_t stream, const struct cudasched_ahead* ahead, int32_t count);
 
 /* *idle is 1 where all that a CUstream of the current context has is complete; of the legacy default stream (0 or 1):
@@ -130,8 +130,8 @@ CUDASCHED_EXPORT int cudasched_is_idle(uint64_t stream, int32_t* idle);
 CUDASCHED_EXPORT int cudasched_new_event(uint64_t* event);
 
 /* A CUstream whose kernels run on that fraction of the SMs of the current device alone (over 0, below 1; rounded to
- * what the GPU can divide). It is non-blocking, has class best effort, belongs to the device's primary context, which
- * must be current, and is the same for the same part. Never destroy it. */
+ * the GPU's granularity). The stream is non-blocking, has class best effort, belongs to the device's primary context,
+ * which must be current, and is the same for the same part. Never destroy it. */
 CUDASCHED_EXPORT int cudasched_partition_stream(double fraction, uint64_t* stream);
 
 /* Empties the program's cache of memory on this device, as another process of a higher class needs it. Called on a
@@ -142,7 +142,7 @@ typedef void (*cudasched_release_cache)(int32_t device, void* context);
  * it (docs/pytorch.md). Null: they give nothing. `release` and `context` must stay for the rest of the process. */
 CUDASCHED_EXPORT int cudasched_use_cache(cudasched_release_cache release, void* context);
 
-/* Counts what the device runs with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
+/* Counts the device's kernels with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
  * a libcupti that is loaded, else the loader's search. flush: waits for the device's records. */
 CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
 CUDASCHED_EXPORT int cudasched_coverage_flush(void);
@@ -185,7 +185,7 @@ struct cudasched_client {
   uint64_t gate_wait_ns;
   uint64_t process; /* drawn when its process started: the clients of one process have the same; 0: not said yet */
   uint64_t normal_beside_best_effort; /* of its process (counts.h) */
-  uint64_t memory_bytes;              /* what it has allocated on the GPU and not freed */
+  uint64_t memory_bytes;              /* allocated on the GPU and not freed */
   uint64_t memory_peak_bytes;         /* the most that its process had, ever */
   uint64_t memory_limit_bytes;        /* of its process; 0: none */
   uint64_t memory_given_bytes;        /* given back to latency clients that asked, ever */
@@ -204,7 +204,7 @@ struct cudasched_client {
 CUDASCHED_EXPORT int cudasched_read_table(const char* path, struct cudasched_client* clients, int32_t capacity,
                                           int32_t* count, char* device_name);
 
-/* The same with what the clients' processes have counted. counts[i] is of the process of clients[i]; counts[i].process
+/* The same with the clients' processes' counters. counts[i] is of the process of clients[i]; counts[i].process
  * is 0 where it is not known, or stands with an earlier client of the same process. */
 CUDASCHED_EXPORT int cudasched_read_counts(const char* path, struct cudasched_client* clients,
                                            struct cudasched_counts* counts, int32_t capacity, int32_t* count,
@@ -223,8 +223,8 @@ struct cudasched_collected {
 
 /* From here on the launches of this process go into a journal in `directory`, which must exist, timed by "cupti" or by
  * "events". `cupti_path` may be null: CUDASCHED_CUPTI, a libcupti that is loaded, else the loader's search.
- * `capacity_bytes` bounds what waits to be written, 0: 64 MiB. Before the first cuInit, that is what starts it, and
- * cudasched_collect_stop says if it could not. */
+ * `capacity_bytes` bounds the unwritten records, 0: 64 MiB. Before the first cuInit, that call starts the journal, and
+ * cudasched_collect_stop reports a failure to start. */
 CUDASCHED_EXPORT int cudasched_collect_start(const char* directory, const char* timing, const char* cupti_path,
                                              uint64_t capacity_bytes);
 
@@ -258,9 +258,10 @@ CUDASCHED_EXPORT int cudasched_trace_stop(struct cudasched_traced* traced);
  * cudasched is in the process. */
 CUDASCHED_EXPORT int cudasched_install(void);
 
-/* Sets a field of python/cudasched/config.py ("policy", "lead_us", "offload", ...), which says what it takes, as text.
- * It goes before the environment. What the engine can change while it runs changes at once; anything else must be set
- * before the first CUDA call, or is refused. CUDASCHED_CONFIG_ERROR: the name or the value has no meaning. */
+/* Sets a field of python/cudasched/config.py ("policy", "lead_us", "offload", ...), which documents the values, as
+ * text. The value overrides the environment. A setting that the engine can change while it runs changes at once; any
+ * other must be set before the first CUDA call, or is refused. CUDASCHED_CONFIG_ERROR: the name or the value has no
+ * meaning. */
 CUDASCHED_EXPORT int cudasched_configure(const char* name, const char* value);
 
 /* Latency work of this process will come within so many milliseconds, over 0 and at most 1000: best-effort work holds
@@ -323,8 +324,8 @@ enum cudasched_outcome {
  * which must belong to this user: "class", "priority", "weight", "policy" or "memory_limit" (in whole MiB); or "trace":
  * it is traced for so many milliseconds, at most 60000, into traces/NUMBER beside the table, 0: the trace ends. A
  * change holds on all of the client's GPUs and ends with it. Waits for its answer, `timeout_ns` at most and a second
- * more where it was stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome says what
- * became of it. */
+ * more where it was stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome has
+ * the change's outcome. */
 CUDASCHED_EXPORT int cudasched_change(const char* path, uint64_t process, const char* setting, const char* value,
                                       int64_t timeout_ns, int32_t* outcome);
 

@@ -1,6 +1,6 @@
 // CUDA graphs of a program's own: captured or built node by node, replayed, updated, with conditional nodes and
-// launches from the device; memory for them from pools that are planned ahead; peers and collectives between GPUs.
-// Thin: each class owns one handle of the driver's and says in words what the driver refuses.
+// launches from the device. Also memory pools for graphs that are planned ahead, and peers and collectives between
+// GPUs. Thin: each class owns one handle of the driver's and states in words why the driver refused.
 //
 //   graphs::Capture capture(stream);
 //   launch_my_kernels(stream);
@@ -8,10 +8,10 @@
 //   for (...) replay.launch(stream);
 //
 // C++20 and CUDA's cuda.h; link cudasched::graphs. The driver is looked for at run time (libcuda.so.1, which is
-// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread; what is
-// destroyed is destroyed in its own, whichever is current then. Objects are used by one thread at a time. Errors are
-// thrown: Error for what the driver refused, UnsupportedError where this driver or machine lacks what is asked for,
-// with the version that has it. Destructors drop what the driver says.
+// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread; a handle is
+// destroyed in the context that created it. Objects are used by one thread at a time. Errors are thrown: Error for a
+// call that the driver refused, UnsupportedError for a feature that this driver or machine lacks. The latter's text has
+// the version that brings the feature. Destructors ignore the driver's status.
 //
 // Under cudasched, best-effort graphs are cut into slices beside latency clients. A graph with conditional nodes, and
 // one that can be launched from the device, goes whole: a request may wait for all of it (docs/graphs.md).
@@ -31,7 +31,7 @@
 
 namespace cudasched::graphs {
 
-// A call of the driver failed; status() is CUDA_SUCCESS where it was not the driver that refused.
+// A call of the driver failed; status() is CUDA_SUCCESS where the driver did not refuse.
 class Error : public std::runtime_error {
  public:
   Error(const std::string& text, CUresult status) : std::runtime_error(text), status_(status) {}
@@ -41,7 +41,7 @@ class Error : public std::runtime_error {
   CUresult status_;
 };
 
-// This driver is too old for it, or a library is missing.
+// This driver is too old for the feature, or a library is missing.
 class UnsupportedError : public Error {
  public:
   explicit UnsupportedError(const std::string& text) : Error(text, CUDA_ERROR_NOT_SUPPORTED) {}
@@ -52,9 +52,9 @@ int driver_version();
 
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 
-// A launch of a kernel, as a node of a graph. `parameters` are copied by the driver when the node is made or changed;
-// fewer than the kernel has are refused by std::invalid_argument, and where their sizes are told, other sizes than its,
-// if the driver says what it has (CUDA 12.4).
+// A launch of a kernel, as a node of a graph. The driver copies `parameters` when the node is made or changed. Fewer
+// than the kernel has throw std::invalid_argument. So do stated sizes other than the kernel's, if the driver tells
+// these (CUDA 12.4).
 struct Kernel {
   CUfunction function = nullptr;
   unsigned grid[3] = {1, 1, 1};
@@ -64,18 +64,18 @@ struct Kernel {
   std::vector<std::size_t> parameter_bytes{};  // the size of each; empty: not told
 };
 
-// The value that one conditional node goes by. Kernels of its graph set it (cudaGraphSetConditional).
+// The value that controls one conditional node. Kernels of the node's graph set this value (cudaGraphSetConditional).
 struct Condition {
   CUgraphConditionalHandle handle = 0;
 };
 
-// A conditional node, and the graphs that it may run. They belong to the node; fill them with Body or Capture.
+// A conditional node, and the graphs that it may run. The node owns these graphs; fill them with Body or Capture.
 struct Conditional {
   CUgraphNode node = nullptr;
   std::vector<CUgraph> bodies{};
 };
 
-// What is added to a graph or to a body of a conditional node. Does not own it.
+// Adds nodes to a graph or to a body of a conditional node. Does not own the graph.
 class Builder {
  public:
   explicit Builder(CUgraph graph) : graph_(graph) {}
@@ -94,7 +94,7 @@ class Builder {
   // Conditional nodes (CUDA 12.4; else, and switch, 12.8). Their conditions are made of the outermost graph.
   // Runs bodies[0] where the condition is not 0, else bodies[1] if there is one.
   Conditional add_if(Condition condition, bool with_else = false, std::span<const CUgraphNode> after = {});
-  // Runs bodies[0] as long as the condition is not 0: asked before each time.
+  // Runs bodies[0] as long as the condition is not 0, checked before each run.
   Conditional add_while(Condition condition, std::span<const CUgraphNode> after = {});
   // Runs bodies[condition], none where there are fewer.
   Conditional add_switch(Condition condition, unsigned bodies, std::span<const CUgraphNode> after = {});
@@ -115,8 +115,8 @@ class Graph : public Builder {
   Graph& operator=(Graph&& other) noexcept;
   ~Graph();
 
-  // For one conditional node here or in a body inside. With a start value each launch begins with that; without one the
-  // value stays what it was.
+  // For one conditional node here or in a body inside. With a start value each launch begins with that value; without
+  // one the value persists between launches.
   Condition condition();
   Condition condition(unsigned start_value);
 
@@ -124,8 +124,8 @@ class Graph : public Builder {
   CUgraph owned_;
 };
 
-// Turns what is launched on a stream into a graph, or into more of one, until finish(). A capture that is not finished,
-// as when an exception leaves its scope, ends without a trace.
+// Turns the launches on a stream into a graph, or adds them to one, until finish(). A capture that is not finished, as
+// when an exception leaves its scope, ends without a trace.
 class Capture {
  public:
   explicit Capture(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
@@ -136,8 +136,8 @@ class Capture {
   Capture& operator=(const Capture&) = delete;
   ~Capture();
 
-  // The graph. Throws Error where something that may not be captured has ended the capture. Of a capture into a graph,
-  // what that graph is does not change hands: use close().
+  // The graph. Throws Error where a call that may not be captured has ended the capture. A capture into a graph does
+  // not transfer that graph's ownership: use close().
   Graph finish();
   void close();
 
@@ -154,14 +154,15 @@ enum class For {
   kDevice,  // also by kernels of other graphs (CUDA 12.0); upload it before its first launch there
 };
 
-// What update() found.
+// The result of update().
 struct Update {
   bool done = false;
   CUgraphExecUpdateResult why = CU_GRAPH_EXEC_UPDATE_SUCCESS;
   CUgraphNode node = nullptr;  // of the new graph, that does not fit
 };
 
-// A graph that can be launched. What it does was fixed when it was made; update() and set_kernel() change that.
+// A graph that can be launched. Instantiation fixes the nodes and parameters; update() and set_kernel() change the
+// parameters.
 class Executable {
  public:
   explicit Executable(const Graph& graph, For where = For::kHost);
@@ -170,17 +171,17 @@ class Executable {
   ~Executable();
 
   CUgraphExec handle() const noexcept { return exec_; }
-  // What a kernel passes to cudaGraphLaunch to launch it from the device.
+  // The handle that a kernel passes to cudaGraphLaunch to launch this graph from the device.
   std::uint64_t device_handle() const noexcept { return reinterpret_cast<std::uint64_t>(exec_); }
 
   void launch(CUstream stream) const;
-  // Moves what a launch needs to the device ahead of it.
+  // Moves the data of a launch to the device ahead of the launch.
   void upload(CUstream stream) const;
 
-  // Takes over the parameters of a graph with the same nodes and edges. Where it does not fit, nothing has changed:
-  // instantiate anew.
+  // Takes over the parameters of a graph with the same nodes and edges. Where that graph does not fit, nothing has
+  // changed: instantiate anew.
   Update update(const Graph& graph);
-  // One kernel's function, sizes and parameters. The node is of the graph that this was made of.
+  // One kernel's function, sizes and parameters. The node belongs to the source graph of this executable.
   void set_kernel(CUgraphNode node, const Kernel& kernel);
   // A kernel, copy or fill that is off does nothing.
   void set_enabled(CUgraphNode node, bool enabled);
@@ -192,8 +193,8 @@ class Executable {
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 // Memory that captured work uses, from the step of the first use to that of the last. Steps are the program's own count
-// of what runs one after another, over all the graphs that share a pool: two whose steps do not overlap may have the
-// same memory.
+// of work that runs one after another, over all graphs that share a pool. Two uses whose steps do not overlap may have
+// the same memory.
 struct Use {
   std::size_t bytes = 0;
   std::uint32_t first_step = 0;
@@ -205,13 +206,13 @@ struct Plan {
   std::size_t bytes = 0;               // of the pool
 };
 
-// Where each use has its place, so that no two that overlap in time overlap in memory: the largest first, each at the
-// lowest place that is free for all of its steps. Pure. Throws std::invalid_argument: last_step before first_step, or
-// an alignment that is no power of two.
+// Places each use so that no two that overlap in time overlap in memory. The largest comes first, each at the lowest
+// offset that is free for all of its steps. Pure. Throws std::invalid_argument: last_step before first_step, or an
+// alignment that is no power of two.
 Plan plan_memory(std::span<const Use> uses, std::size_t alignment = 256);
 
-// One allocation with a place for each use. Addresses do not change, as graphs need it; it outlives the graphs that use
-// it.
+// One allocation with a place for each use. Addresses do not change, as graphs require. The pool must outlive the
+// graphs that use its memory.
 class StaticPool {
  public:
   explicit StaticPool(std::span<const Use> uses, std::size_t alignment = 256);
@@ -235,7 +236,7 @@ class StaticPool {
 std::string find_device_runtime();
 
 // A module of relocatable images (nvcc -rdc=true -cubin, NVRTC with --relocatable-device-code=true), linked by the
-// driver with CUDA's device runtime: what kernels need that launch kernels or graphs, or set conditions.
+// driver with CUDA's device runtime. Kernels that launch kernels or graphs, or set conditions, need that runtime.
 class LinkedModule {
  public:
   // device_runtime: libcudadevrt.a; empty: find_device_runtime(). Throws Error with the linker's log.
@@ -255,12 +256,12 @@ class LinkedModule {
 
 // ---- several GPUs ---------------------------------------------------------------------------------------------------
 
-// Lets kernels and copies in one context use memory of the other; nothing where it is so already. Throws
+// Lets kernels and copies in one context use memory of the other; a no-op where access is enabled already. Throws
 // UnsupportedError: the GPUs cannot reach each other.
 void enable_peer_access(CUcontext from, CUcontext to);
 
-// One communicator of NCCL for each of several GPUs of this process. libnccl.so.2 is looked for at run time: one that
-// is loaded, or the loader's search finds it. Sums can be captured: one capture a GPU, open on all streams at once.
+// One communicator of NCCL for each of several GPUs of this process. libnccl.so.2 is found at run time: the one already
+// loaded, or the loader's search finds one. Sums can be captured: one capture a GPU, open on all streams at once.
 class Collectives {
  public:
   // Throws UnsupportedError: there is no NCCL.

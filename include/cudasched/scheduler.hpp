@@ -8,9 +8,9 @@
 //     launch_and_synchronise();
 //   }
 //
-// There is one engine a process, whichever library loads it first: every Scheduler is a handle to it, and what one
-// sets, all have. create() comes before the program's first CUDA call. Times are std::chrono durations. Everything may
-// be called from any thread. What is wrong is thrown, as an Error that says what to do; nothing here ends the process.
+// A process has one engine, and every Scheduler is a handle to that engine: a setting made through one holds for all.
+// create() comes before the program's first CUDA call. Times are std::chrono durations. Everything may be called from
+// any thread. Faults are thrown as an Error whose text names the remedy; nothing here ends the process.
 #ifndef CUDASCHED_SCHEDULER_HPP_
 #define CUDASCHED_SCHEDULER_HPP_
 
@@ -64,24 +64,25 @@ class DriverError : public Error {
   using Error::Error;
 };
 
-// ---- what can be set ------------------------------------------------------------------------------------------------
+// ---- settings -------------------------------------------------------------------------------------------------------
 
-// kLatency launches go at once; kNormal, the default, too, and hold nobody back; kBestEffort waits where it must.
+// kLatency launches pass at once. So do kNormal ones, the default, which hold no other launch back. kBestEffort
+// launches wait at the gate.
 enum class Class : std::int32_t {
   kNormal = CUDASCHED_NORMAL,
   kLatency = CUDASCHED_LATENCY,
   kBestEffort = CUDASCHED_BEST_EFFORT
 };
 
-// What best-effort launches of this process are admitted by while latency work is active or announced.
+// The rule that admits this process's best-effort launches while latency work is active or announced.
 enum class Policy {
   kStrict,   // nothing goes
-  kSlack,    // what fits the slack that the SLOs of the active requests leave
-  kHarvest,  // what fits into the gaps of requests that keep the host busy and the GPU idle
+  kSlack,    // launches that fit the slack that the SLOs of the active requests leave
+  kHarvest,  // launches that fit into the gaps of requests that keep the host busy and the GPU idle
   kOpen      // everything goes at once: no gate
 };
 
-// What counts where both cannot be had. An option that is set goes before what the preference would set.
+// The aim that wins where both cannot be had. An option that is set replaces the preference's value for that option.
 enum class Preference {
   kLatency,    // Policy::kStrict and a fixed lead of 10 us
   kThroughput  // Policy::kSlack and an adaptive lead
@@ -95,7 +96,8 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 // Lead: as small as keeps the GPU from running dry, found while the program runs.
 inline constexpr Microseconds kAdaptiveLead{-1};
 
-// What is not set stays as the environment (CUDASCHED_LEAD_US, ...) or the default has it (docs/configuration.md).
+// An option that is not set keeps the value of the environment (CUDASCHED_LEAD_US, ...) or the default
+// (docs/configuration.md).
 struct Options {
   std::optional<Preference> preference{};
   std::optional<Policy> policy{};
@@ -103,14 +105,13 @@ struct Options {
 
   // How much best-effort time may be in flight when the next best-effort launch is submitted.
   std::optional<Microseconds> lead{};
-  // What Policy::kSlack leaves alone of a request's slack.
+  // The part of a request's slack that Policy::kSlack leaves unused.
   std::optional<Microseconds> margin{};
   // Best-effort kernels over this start only when no latency work is expected meanwhile.
   std::optional<Microseconds> long_kernel{};
-  // Latency, over that on an idle GPU, that the adaptive lead keeps to; 1.2: 20% longer.
+  // The adaptive lead's bound on latency, as a multiple of the latency on an idle GPU; 1.2: 20% longer.
   std::optional<double> max_inflation{};
-  // How much longer Policy::kHarvest may make a latency request, from one of its waits for the GPU to the next; 1.03:
-  // 3%.
+  // How much longer Policy::kHarvest may make each part of a latency request between two waits for the GPU; 1.03: 3%.
   std::optional<double> host_bound_inflation{};
   // Best-effort launches are made by a thread of cudasched's, while the program's go on.
   std::optional<bool> offload{};
@@ -123,7 +124,7 @@ struct Options {
   std::int32_t priority = 0;
 };
 
-// ---- what is reported -----------------------------------------------------------------------------------------------
+// ---- reports --------------------------------------------------------------------------------------------------------
 
 // A histogram of times: counts.h has its buckets. A quantile is within 12% of the truth.
 struct Times {
@@ -159,8 +160,8 @@ struct Times {
   }
 };
 
-// Requests of the latency regions of one name, or, without one, of a latency program: from the entry until the region
-// is left and its work complete.
+// Requests of the latency regions of one name; without a name, of a latency program. A request lasts from the region's
+// entry until the region is left and its work complete.
 struct RegionMetrics {
   std::string name;
   std::chrono::nanoseconds slo{0};  // of the last one that had a target
@@ -191,8 +192,8 @@ struct Metrics {
   Times gate_wait_times;                        // of launches that waited at the gate
   Times queue_wait_times;  // of one offloaded launch in 16: from the program's call to the driver's
   Times preemption_times;  // best-effort work in flight when a request began
-  // Of launches that were timed with nothing of this process beside them: how many, how many kept to their upper bound,
-  // what they were predicted to take and took in all, and the differences, whatever their sign.
+  // Of launches that were timed with no other launch of this process beside them: the number, the number within the
+  // upper bound, the sums of predicted and measured times, and the sum of the absolute differences.
   std::uint64_t predictions = 0;
   std::uint64_t within_bound = 0;
   std::chrono::nanoseconds predicted{0};
@@ -205,7 +206,7 @@ struct Metrics {
 #include "cudasched/counts.inc"
 };
 
-// What Scheduler::stop_collecting leaves.
+// The result of Scheduler::stop_collecting.
 struct Collected {
   std::string journal;     // the file that the launches are in; empty: nothing was being collected
   std::uint64_t rows = 0;  // launches in it
@@ -275,10 +276,10 @@ constexpr const char* name(LogLevel level) {
 
 // ---- regions --------------------------------------------------------------------------------------------------------
 
-// While it lives, launches of the thread that made it have its class and latency target (from now on; 0: none). It ends
-// on the same thread. Regions nest, the innermost holds; a stream's own class goes before it. Entering a latency region
-// before the request's input is prepared is the best hint there is. Where cudasched is not in front of the driver, it
-// does nothing.
+// While a Region lives, launches of its thread have the region's class and latency target (from now on; 0: none). The
+// same thread ends the region. Regions nest and the innermost holds; a stream's own class takes precedence. The best
+// hint is to enter a latency region before the request's input is prepared. Where cudasched is not in front of the
+// driver, a region does nothing.
 class Region {
  public:
   // Throws ConfigError (an SLO that is negative or over an hour), Error (nested too deep).
@@ -286,7 +287,7 @@ class Region {
     detail::check(cudasched_region_enter(static_cast<std::int32_t>(region_class), priority, slo.count(), &token_));
   }
   // With a name, under which metrics().regions counts its requests: 1 to 63 bytes of UTF-8 without control characters.
-  // A process has 10 names; what has others is counted as "(others)". Throws ConfigError, Error.
+  // A process has 10 names; regions of further names are counted as "(others)". Throws ConfigError, Error.
   Region(Class region_class, Milliseconds slo, std::int32_t priority, const std::string& name) {
     detail::check(cudasched_region_enter_named(static_cast<std::int32_t>(region_class), priority, slo.count(),
                                                name.c_str(), &token_));
@@ -304,10 +305,9 @@ class Region {
 class Scheduler {
  public:
   // Puts the driver shim that lies beside libcudasched.so in front of the driver, for all CUDA calls from here on, and
-  // sets the options. Makes no CUDA call. Nothing is hooked a second time, nor under `cudasched run`, nor where the
-  // program links cudasched::driver, nor under CUDASCHED_OFF=1; the options are set all the same.
-  // Throws HookError (CUDA is loaded already, there is no driver: a program that can do without goes on), and what
-  // configure throws.
+  // sets the options. Makes no CUDA call. A second call hooks nothing, nor does one under `cudasched run`, in a program
+  // that links cudasched::driver, or under CUDASCHED_OFF=1. The options are set all the same. Throws HookError (CUDA is
+  // loaded already, there is no driver: a program that can do without goes on), and the errors of configure.
   static Scheduler create(const Options& options = {}) {
     detail::check(cudasched_install());
     Scheduler scheduler;
@@ -315,8 +315,8 @@ class Scheduler {
     return scheduler;
   }
 
-  // Sets what is set in the options, in this order and up to the first that is wrong; what cannot change after the
-  // first CUDA call is refused then. Throws ConfigError.
+  // Applies the options that have a value, in this order and up to the first invalid one. After the first CUDA call,
+  // options that cannot change any more are refused. Throws ConfigError.
   void configure(const Options& options) {
     if (!options.preemption && options.policy && *options.policy != Policy::kOpen) {
       throw ConfigError(
@@ -353,11 +353,11 @@ class Scheduler {
     detail::check(cudasched_configure(name.c_str(), value.c_str()));
   }
 
-  // Latency work of this process will come within this time, over 0 and at most a second: best-effort work holds back
-  // until it has come, or that time is over. Throws ConfigError.
+  // Announces latency work of this process within this time, over 0 and at most a second. Best-effort work holds back
+  // until that work arrives or the time is over. Throws ConfigError.
   void expect(Milliseconds within) { detail::check(cudasched_expect(within.count())); }
 
-  // Gives a CUstream or cudaStream_t a class, whichever thread launches on it. Unbind it before it is destroyed.
+  // Gives a CUstream or cudaStream_t a class, for launches of every thread. Unbind a stream before its destruction.
   // Throws Error: a default stream, or more than 256 of them.
   void bind_stream(const void* stream, Class stream_class) {
     detail::check(
@@ -367,9 +367,9 @@ class Scheduler {
     detail::check(cudasched_unbind_stream(reinterpret_cast<std::uintptr_t>(stream)));
   }
 
-  // A CUstream whose kernels run on that fraction of the SMs alone (over 0, below 1): best effort, non-blocking, of the
-  // primary context, which must be current. The same one for the same fraction; never to be destroyed
-  // (docs/partitions.md). Throws ConfigError, HookError, DriverError, Error.
+  // A best-effort CUstream whose kernels run on that fraction of the SMs alone (over 0, below 1). The stream is
+  // non-blocking and of the primary context, which must be current. The same fraction returns the same stream. Never
+  // destroy it (docs/partitions.md). Throws ConfigError, HookError, DriverError, Error.
   void* partition_stream(double fraction) {
     std::uint64_t stream = 0;
     detail::check(cudasched_partition_stream(fraction, &stream));
@@ -420,16 +420,16 @@ class Scheduler {
     return metrics;
   }
 
-  // Profiling. Both use CUPTI, which one at a time can have; libcupti is one that is loaded, or the loader's search
-  // finds it. Both throw Error, HookError.
+  // Profiling. Both use CUPTI, which has one user at a time. libcupti is the one already loaded, or the loader's search
+  // finds one. Both throw Error, HookError.
 
-  // Counts in metrics().device_launches what the device runs from here on, to compare with `launches`: after the first
-  // CUDA call. count_finished waits until finished work is in the count.
+  // Counts the kernels that the device runs from here on in metrics().device_launches, to compare with `launches`. Call
+  // it after the first CUDA call. count_finished waits until finished work is in the count.
   void start_coverage() { detail::check(cudasched_coverage_start(nullptr)); }
   void count_finished() { detail::check(cudasched_coverage_flush()); }
 
-  // Records each launch with its shape, parameters and device time into a journal in the directory, which exists, timed
-  // by "cupti" or, without it and coarser, by "events". docs/cpp.md says how to read it.
+  // Records each launch with its shape, parameters and device time into a journal in the existing directory. Timed by
+  // "cupti" or, coarser and without CUPTI, by "events". docs/cpp.md says how to read it.
   void start_collecting(const std::string& directory, const std::string& timing = "cupti") {
     detail::check(cudasched_collect_start(directory.c_str(), timing.c_str(), nullptr, 0));
   }

@@ -1,5 +1,5 @@
-// Work queues on the device: the items 0 to N-1 of a launch, handed out while it runs, so that no thread, warp or block
-// waits for another that was dealt the long ones. For kernels whose grid fills the GPU and stays (persistent kernels).
+// Work queues on the device: the items 0 to N-1 of a launch, handed out while the launch runs. So no thread, warp or
+// block waits for another with longer items. For kernels whose grid fills the GPU and stays (persistent kernels).
 //
 //   __global__ void kernel(cudasched::device::WorkQueue* queue, unsigned long long items, ...) {
 //     cudasched::device::LaneWork work(*queue, items);
@@ -15,11 +15,11 @@
 //     cudasched::device::finish(*queue);
 //   }
 //
-// A WorkQueue is 16 bytes of device memory that are zero before its first launch (cuMemsetD8). finish() makes them zero
-// again in the last block that calls it, so the next launch needs no fill; one launch at a time uses a queue. After a
-// launch that failed, and after one whose kernel did not call finish(), fill it with zeros.
+// A WorkQueue is 16 bytes of device memory that are zero before its first launch (cuMemsetD8). The last block that
+// calls finish() makes the bytes zero again, so the next launch needs no fill. One launch at a time uses a queue. After
+// a launch that failed, and after one whose kernel did not call finish(), fill it with zeros.
 //
-// What takes items, and how often the one counter in device memory is changed:
+// Each class, the owner of its batches, and the rate of changes to the one counter in device memory:
 // - LaneWork: the lanes of a warp take single items from a batch that the warp holds; once a batch.
 // - ThreadWork: a thread takes `batch` items for itself; once for all lanes that take at the same time.
 // - WarpWork: a warp takes `batch` items for all of its lanes; once a batch.
@@ -27,10 +27,10 @@
 // - SharedWork: warps take from the batch of their block; once for the `batch` items of a block.
 //
 // Take LaneWork where a thread does an item alone, in many steps. Its lanes go through one loop together, in which each
-// does a step or changes to its next item. In a loop over steps inside a loop over items they wait for the longest item
-// among them, whatever hands the items out.
+// does a step or changes to its next item. In a loop over steps inside a loop over items, lanes wait for the longest
+// item among them, even with a queue.
 //
-// CUDA C++ for sm_70 and later, by nvcc or NVRTC; it includes nothing. Up to 2^40 items.
+// CUDA C++ for sm_70 and later, by nvcc or NVRTC, without includes. Up to 2^40 items.
 #ifndef CUDASCHED_DEVICE_WORK_QUEUE_CUH_
 #define CUDASCHED_DEVICE_WORK_QUEUE_CUH_
 
@@ -41,29 +41,29 @@ using Item = unsigned long long;
 
 // In device memory, zero before its first launch.
 struct WorkQueue {
-  Item next;             // the first item that nobody has taken
+  Item next;             // the first item not yet taken
   unsigned blocks_done;  // that have called finish()
   unsigned reserved;
 };
 
-// The items first to first + count - 1. Sizes of batches are 1 to 2^22 - 1; what is asked for beyond that is cut to it.
+// The items first to first + count - 1. Sizes of batches are 1 to 2^22 - 1; larger requests are cut to that.
 struct Batch {
   Item first;
   unsigned count;
 };
 
-// In shared memory: what a block has of its batch. SharedWork sets it up. One word, so that all of it changes at once:
-// the first item left, how many are left, and two flags.
+// In shared memory: the rest of a block's batch. SharedWork initialises this. One word changes at once: the first item
+// left, the number left, and two flags.
 struct SharedBatch {
   unsigned long long word;
 };
 
-// In shared memory: what BlockWork tells the threads of a block.
+// In shared memory: the batch that BlockWork hands to the threads of a block.
 struct BlockBatch {
   Batch batch;
 };
 
-// The index of the calling thread in its block, and how many threads that has.
+// The index of the calling thread in its block, and the block's number of threads.
 __device__ inline unsigned thread_in_block() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }
@@ -86,7 +86,7 @@ __device__ inline unsigned lanes_of_warp() {
 
 __device__ inline unsigned lane() { return thread_in_block() % 32; }
 
-// For what all lanes of a warp call; CUDA asks for no more than the lanes that exist.
+// The mask of calls that all lanes of a warp make; CUDA requires only the lanes that exist.
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // How many of these lanes are below the calling one.
@@ -127,7 +127,7 @@ __device__ inline unsigned long long packed(Item first, unsigned count) {
 }
 
 // At most `wanted` items of the block's batch, which is filled anew from the queue when it is empty. Called by one of
-// the lanes that take together; it waits only while another fills the batch, which waits for nobody.
+// the lanes that take together; that lane waits only while another fills the batch, which waits for no other.
 __device__ inline Batch take_shared(SharedBatch& shared, WorkQueue& queue, Item items, unsigned block_batch,
                                     unsigned wanted) {
   unsigned long long word = atomicAdd(&shared.word, 0ull);
@@ -167,7 +167,7 @@ class ThreadWork {
   __device__ ThreadWork(WorkQueue& queue, Item items, unsigned batch = 1)
       : queue_(queue), items_(items), each_(detail::batch_size(batch)), mine_{0, 0} {}
 
-  // The thread's next item; false: there is none, and none will come. Any threads of a warp may call it.
+  // The thread's next item; false: no item is left. Any threads of a warp may call it.
   __device__ bool next(Item& item) {
     if (mine_.count == 0) take_together();
     if (mine_.count == 0) return false;
@@ -177,8 +177,8 @@ class ThreadWork {
   }
 
  private:
-  // One lane takes for all that ask at the same time. No loop: the compiler yields at the head of one that changes
-  // memory, and the lanes that wait for these to come back go on without them.
+  // One lane takes for all that ask at the same time. No loop: at the head of a loop that changes memory the compiler
+  // yields. The lanes that wait for the yielded ones would go on without them.
   __device__ void take_together() {
     const unsigned lanes = __activemask();
     const unsigned leader = static_cast<unsigned>(__ffs(static_cast<int>(lanes))) - 1;
@@ -196,13 +196,13 @@ class ThreadWork {
   Batch mine_;
 };
 
-// Items for the lanes of a warp that goes through one loop: in each turn those that want an item get one, and the
+// Items for the lanes of a warp that goes through one loop. In each turn the lanes that want an item get one, and the
 // others do a step of theirs. From a batch that the warp takes from the queue and holds in registers.
 class LaneWork {
  public:
   // batch: how many items a warp takes at most at once; towards the end it takes fewer. together: how many lanes must
-  // want an item before they get theirs. To begin an item costs the warp the same for one lane as for many: 1 where a
-  // step takes much longer than that.
+  // want an item before any lane gets one. The start of an item costs the warp the same for one lane as for many. Use 1
+  // where a step takes much longer than that.
   __device__ LaneWork(WorkQueue& queue, Item items, unsigned batch = 256, unsigned together = 4)
       : queue_(queue),
         items_(items),
@@ -211,9 +211,9 @@ class LaneWork {
         first_(0),
         left_(0) {}
 
-  // One turn of the loop: all lanes of the warp call it. wants: the lane has no item, or is done with it. taken: it got
-  // another, which is `item`. A lane that got none asks again in the next turn. False, for all lanes: none has an
-  // item, and none will come.
+  // One turn of the loop: all lanes of the warp call it. wants: the lane has no item or has finished its item. taken:
+  // the lane got `item`. A lane that got none asks again in the next turn. False, for all lanes: no lane has an item,
+  // and none is left.
   __device__ bool next(bool wants, Item& item, bool& taken) {
     const unsigned asking = __ballot_sync(detail::kWholeWarp, wants);
     const unsigned wanted = static_cast<unsigned>(__popc(asking));
@@ -234,9 +234,9 @@ class LaneWork {
   }
 
  private:
-  // A quarter of an even share of what was left when the warp last looked, in whole warps: few takes while there is
-  // much, small ones at the end, so that no warp has items for which the lanes of another wait. Then what its lanes
-  // want, but no more than an even share: few long items are spread over all warps.
+  // A quarter of an even share of the items left at the warp's last look, in whole warps. Takes are few while many
+  // items remain, and small at the end, so that no warp's lanes wait for another warp's items. Then as many items as
+  // the lanes want, but no more than an even share: few long items are spread over all warps.
   __device__ void refill(unsigned wanted) {
     const float even = __fdividef(static_cast<float>(items_ - first_), static_cast<float>(detail::warps_of_grid()));
     unsigned size = even < static_cast<float>(wanted) ? static_cast<unsigned>(even) : wanted;
@@ -264,7 +264,7 @@ class WarpWork {
   __device__ WarpWork(WorkQueue& queue, Item items, unsigned batch)
       : queue_(queue), items_(items), each_(detail::batch_size(batch)) {}
 
-  // The warp's next items, the same for all of its lanes, which all call it. False: there are none, and none will come.
+  // The warp's next items, the same for all of its lanes, which all call next(). False: no item is left.
   __device__ bool next(Batch& batch) {
     Batch got{0, 0};
     if (detail::lane() == 0) got = detail::take(queue_, items_, each_);
@@ -285,8 +285,8 @@ class BlockWork {
   __device__ BlockWork(WorkQueue& queue, Item items, unsigned batch, BlockBatch& shared)
       : queue_(queue), items_(items), each_(detail::batch_size(batch)), shared_(shared) {}
 
-  // The block's next items, the same for all of its threads, which all call it: it begins and ends with a barrier.
-  // False: there are none, and none will come.
+  // The block's next items, the same for all of its threads, which all call next(). The call begins and ends with a
+  // barrier. False: no item is left.
   __device__ bool next(Batch& batch) {
     __syncthreads();  // all have read the batch before
     if (thread_in_block() == 0) shared_.batch = detail::take(queue_, items_, each_);
@@ -305,15 +305,15 @@ class BlockWork {
 // Items for the warps of a block, from a batch that the block takes from the queue.
 class SharedWork {
  public:
-  // batch: how many items a block takes at once. shared: the block's, in shared memory. All threads of the block make
-  // it: it has a barrier.
+  // batch: how many items a block takes at once. shared: the block's, in shared memory. All threads of the block
+  // construct one: the constructor has a barrier.
   __device__ SharedWork(WorkQueue& queue, Item items, unsigned batch, SharedBatch& shared)
       : queue_(queue), items_(items), block_batch_(detail::batch_size(batch)), shared_(shared) {
     if (thread_in_block() == 0) shared_.word = 0;
     __syncthreads();
   }
 
-  // At most `count` items for the calling warp, the same for all of its lanes, which all call it.
+  // At most `count` items for the calling warp, the same for all of its lanes, which all call next().
   __device__ bool next(Batch& batch, unsigned count) {
     Batch got{0, 0};
     if (detail::lane() == 0)
@@ -329,8 +329,8 @@ class SharedWork {
   SharedBatch& shared_;
 };
 
-// Every thread of every block calls it, once, when it takes no more. The last block makes the queue ready for the next
-// launch. It has a barrier.
+// Every thread of every block calls finish() once, after its last item. The last block makes the queue ready for the
+// next launch. The call has a barrier.
 __device__ inline void finish(WorkQueue& queue) {
   __syncthreads();
   if (thread_in_block() != 0) return;
