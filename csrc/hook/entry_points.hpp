@@ -1,5 +1,5 @@
-// The table of the driver's entry points, as generated from entry_points.txt, which says what its columns mean and why
-// each function is treated so. Constant data; looked up when a program asks for a function, never on the launch path.
+// The table of the driver's entry points, generated from entry_points.txt, which explains its columns and each
+// function's treatment. Constant data; looked up when a program asks for a function, never on the launch path.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@ namespace cudasched::hook {
 enum class Treatment : std::uint8_t {
   kDefer,   // into the ring where the rules allow it; else as kDrain, and a launch as kGate
   kGate,    // a launch that is never deferred: drained, then gated
-  kDrain,   // waits until the ring has passed what it depends on
-  kDirect,  // neither observes nor changes what is queued
+  kDrain,   // waits until the ring has passed the operations that the call depends on
+  kDirect,  // neither observes nor changes queued operations
 };
 
-// What a call depends on.
+// The operations that a call depends on.
 enum class Scope : std::uint8_t {
   kNone,
   kStream,
@@ -31,7 +31,7 @@ enum class Scope : std::uint8_t {
   kProcess
 };
 
-// What a call does to what the engine knows.
+// A call's effect on the engine's knowledge.
 enum class Meaning : std::uint8_t {
   kNone,
   kLaunch,
@@ -57,7 +57,7 @@ enum class Meaning : std::uint8_t {
   kPoolAccess,
 };
 
-// Which argument, from 0, is what; -1: none, or not told.
+// The places of arguments, from 0; -1: none, or not listed.
 struct Arguments {
   std::int8_t stream = -1;
   std::int8_t event = -1;
@@ -72,9 +72,9 @@ struct Arguments {
 // One version of a function.
 struct EntryPoint {
   std::string_view symbol;  // as exported; every view here ends in NUL
-  std::string_view name;    // as cuGetProcAddress knows it,
+  std::string_view name;    // the name for cuGetProcAddress,
   int since;                // from this CUDA version on; 0: not known
-  std::string_view alias;   // another name that means it; empty: none
+  std::string_view alias;   // another name for the same function; empty: none
   int alias_since;
   std::string_view twin;  // the twin for the per-thread default stream, as exported; empty: none
   Treatment treatment;
@@ -100,7 +100,7 @@ constexpr bool is_twin(std::string_view symbol) noexcept {
 // By exported symbol, a twin's too; null: not listed.
 const EntryPoint* find_symbol(std::string_view symbol) noexcept;
 
-// What `name` means for a program of this CUDA version; null: not listed.
+// The entry point of `name` for a program of this CUDA version; null: not listed.
 const EntryPoint* find_version(std::string_view name, int cuda_version) noexcept;
 
 }  // namespace cudasched::hook

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Returns 0 and writes the driver's absolute path into `path`; or returns -1 and writes into `why`, cut to fit, what
- * was looked at, what was refused and what to do.
+/* Returns 0 and writes the driver's absolute path into `path`; or returns -1 and writes into `why`, cut to fit, the
+ * searched places, the refused files and the remedy.
  *
  * CUDASCHED_DRIVER decides alone if it is set: it must name an ELF shared object for this processor. Otherwise
  * libcuda.so.1 is looked for in the directories of LD_LIBRARY_PATH, in /etc/ld.so.cache, then in the usual directories.

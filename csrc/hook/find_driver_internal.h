@@ -1,5 +1,5 @@
-/* The parts of find_driver.c, apart, for its tests. The two parsers read bytes that anyone may have written: they touch
- * nothing outside [bytes, bytes + size) whatever is in there, and need no alignment. */
+/* The parts of find_driver.c, apart, for its tests. The two parsers read bytes that any user may have written: they
+ * touch nothing outside [bytes, bytes + size) for any content, and need no alignment. */
 #ifndef CUDASCHED_HOOK_FIND_DRIVER_INTERNAL_H_
 #define CUDASCHED_HOOK_FIND_DRIVER_INTERNAL_H_
 

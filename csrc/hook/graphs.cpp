@@ -56,14 +56,14 @@ std::optional<int> wanted_priority(CUgraph graph, unsigned long long flags) noex
   return caller == Class::kLatency ? highest : lowest;
 }
 
-// instantiate(flags) makes *exec, whether or not it is what the user called. False: nothing was made.
+// instantiate(flags) makes *exec, by the user's call or another one. False: nothing was made.
 template <typename Instantiate>
 bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long long flags,
                              Instantiate&& instantiate) noexcept {
   const std::optional<int> priority = exec == nullptr ? std::nullopt : wanted_priority(graph, flags);
   if (!priority) return false;
   telemetry::Shard& count = runtime::hot().counters.shard(runtime::this_thread().index);
-  // By the caller's own flag nodes run at their priorities: at the default, or at what it has chosen, which it keeps.
+  // By the caller's own flag nodes run at their priorities: the default, or the caller's choice, which stays.
   if (*priority == kDefaultPriority && (flags & kUseNodePriority) != 0) {
     if (instantiate(flags) != CUDA_SUCCESS) return false;
     count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
@@ -72,7 +72,7 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
   driver::NodePriorities nodes(graph);
   if (!nodes.complete() || nodes.chosen()) return false;
   if (nodes.set(*priority) && instantiate(flags | kUseNodePriority) == CUDA_SUCCESS) {
-    // An update must find the priority, or the driver refuses it.
+    // An update must find the priority, or the driver refuses that update.
     if (runtime::engine().note_priority(*exec, {*priority, (flags & kUseNodePriority) == 0})) {
       count.prioritised_graphs.fetch_add(1, std::memory_order_relaxed);
       return true;
@@ -83,8 +83,8 @@ bool instantiate_prioritised(CUgraphExec* exec, CUgraph graph, unsigned long lon
   return false;
 }
 
-// update() takes the nodes of `graph` over into `exec`. Their priorities may not differ from those that `exec` was
-// given; where they cannot be made alike, the driver refuses the update, and says so.
+// update() takes the nodes of `graph` over into `exec`. Their priorities may not differ from those given to `exec`.
+// Where they cannot be made equal, the driver refuses the update.
 template <typename Update>
 CUresult update_prioritised(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
   const std::optional<runtime::GivenPriority> given = runtime::engine().graphs().priority(exec);
@@ -152,8 +152,9 @@ CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
   return status;
 }
 
-// A change of an executable graph. Its launches that are queued must run as it was: where all of them go in slices, the
-// driver is asked at once, and slices get the change in the ring, behind them; else they are submitted first.
+// A change of an executable graph, whose queued launches must run unchanged. Where all of them go in slices, the driver
+// is asked at once, and slices get the change in the ring, behind these launches. Else the launches are submitted
+// first.
 class Changing final : public runtime::Slices::Behind {
  public:
   explicit Changing(CUgraphExec exec) noexcept : exec_(exec) {
@@ -165,12 +166,12 @@ class Changing final : public runtime::Slices::Behind {
     was_launched_ = driver::registry().changed(exec);
   }
 
-  // tell(behind) says what the driver has done; where it has refused, nothing is to be said.
+  // tell(behind) reports the driver's change; not called where the driver has refused.
   template <typename Tell>
   CUresult done(CUresult status, Tell&& tell) noexcept {
     if (status == CUDA_SUCCESS) {
       tell(follows_ ? this : nullptr);
-      // A change that it has taken is no reason for the driver to refuse a launch: the next one may be deferred, too.
+      // After an accepted change the driver has no reason to refuse a launch: the next one may be deferred, too.
       if (was_launched_) driver::registry().launched(exec_);
     } else if (follows_) {
       runtime::engine().slices().followed(exec_);
@@ -185,7 +186,7 @@ class Changing final : public runtime::Slices::Behind {
   void drain() noexcept override { Offload::drain_changed(exec_); }
 
  private:
-  // As a launch does: dozens of changes may come before that, each of which takes the interpreter's lock.
+  // As a launch does: dozens of changes may come before one, and each takes the interpreter's lock.
   void back_off() const noexcept {
     if (!runtime::hot().host_backoff.requested()) [[likely]]
       return;
@@ -215,9 +216,9 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* re
   return updated(exec, graph, [&] { return table().cuGraphExecUpdate(exec, graph, result); });
 }
 
-// ---- one node of an executable graph: what the driver has accepted is done to our clone of the graph, and its slices
+// ---- one node of an executable graph: accepted changes are made to our clone of the graph, too, and to its slices
 
-// call() asks the driver; set(node) does to a node of ours what the program did to `node`. `context` is what it named;
+// call() asks the driver; set(node) makes the program's change of `node` to a node of ours. `context` is the program's;
 // null: none.
 template <typename Call, typename Set>
 CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Call&& call, Set&& set) noexcept {
@@ -349,7 +350,7 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
 }
 
 void order_behind_slices(const queue::Call& call) noexcept {
-  // CUDA runs launches of one executable graph in the order in which they were made, on whatever streams.
+  // CUDA runs launches of one executable graph in the order of the calls, over all streams.
   Offload::drain_launches_of(call);
   if (!runtime::Slices::may_be_sliced(call.graph()) || driver::is_capturing(call.stream)) return;
   runtime::engine().slices().before_direct(call.graph(), call.stream);

@@ -1,6 +1,6 @@
-// Interception of the calls that make, change and destroy executable graphs: so that their time can be predicted, and
-// that their kernel nodes have the priority of their caller's class. Where the latter fails, the user's own call is
-// made as if nothing had been tried.
+// Interception of the calls that make, change and destroy executable graphs. The engine so predicts a graph's time, and
+// gives its kernel nodes the priority of the caller's class. Where the driver refuses that priority, the user's own
+// call is made unchanged.
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
-// cudasched_install (include/cudasched/engine.h): puts the shim that is beside libcudasched.so in front of the
-// driver, for programs that link this library, and for Python. Looks only at what the loader has loaded, and makes no
-// driver call. Called on any thread, by the program.
+// cudasched_install (include/cudasched/engine.h): puts the shim that is beside libcudasched.so in front of the driver,
+// for programs that link this library, and for Python. Looks only at loaded libraries, and makes no driver call. Called
+// on any thread, by the program.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -39,12 +39,12 @@ bool same_file(const fs::path& one, const fs::path& other) {
   return fs::equivalent(one, other, unreadable);
 }
 
-// Of the cudasched whose shim this loaded library is; null: it is none.
+// The version of the cudasched whose shim this loaded library is; null: no shim.
 const char* shim_version(const fs::path& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOLOAD | RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return nullptr;
   void* const ask = cudasched_loader_find(library, "cudasched_shim_version");
-  dlclose(library);  // it stays loaded: this was one more reference
+  dlclose(library);  // the library stays loaded: this was one more reference
   return ask == nullptr ? nullptr : reinterpret_cast<const char* (*)()>(ask)();
 }
 

@@ -60,11 +60,11 @@ CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
 void learn(const Call& call) noexcept {
   if (call.is_graph) return driver::registry().launched(call.graph());
   if (call.site.caller.latency || call.site.captured || call.site.device == nullptr) return;
-  // It may be the launch that the queue has been started for.
+  // This may be the launch that started the queue.
   if (queue::Queue* const queue = call.site.device->queue()) queue->kernel_launched(call);
 }
 
-// Deferred if it may be, else launched here by submit().
+// Deferred where allowed, else launched here by submit().
 template <typename Submit>
 CUresult launch(Call& call, Submit&& submit) noexcept {
   runtime::find_site(call.stream, nullptr, call.site);
@@ -231,7 +231,7 @@ CUresult copy_array_to_host(void* to, CUarray from, std::size_t offset, std::siz
   return waited_for([&] { return table().cuMemcpyAtoH.get<kPerThread>()(to, from, offset, bytes); });
 }
 
-// Where they copy within the device they return early; then the streams that are asked still run.
+// Where these calls copy within the device they return early; then the watched streams still run.
 template <bool kPerThread>
 CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
   return waited_for([&] { return table().cuMemcpy.get<kPerThread>()(to, from, bytes); });
@@ -261,7 +261,7 @@ CUresult stream_create_with_priority(CUstream* stream, unsigned flags, int prior
 
 CUresult stream_destroy(CUstream stream) noexcept {
   runtime::forget_stream(stream);
-  driver::registry().forget(stream);  // again, should the ticker have asked for it since
+  driver::registry().forget(stream);  // again, should the ticker have looked the stream up since
   return table().cuStreamDestroy(stream);
 }
 
@@ -272,7 +272,7 @@ CUresult context_destroy(CUcontext context) noexcept {
   return status;
 }
 
-// Deprecated, and what PyCUDA ends its contexts by.
+// Deprecated, but PyCUDA ends its contexts by this call.
 CUresult context_detach(CUcontext context) noexcept {
   lifecycle().context_ends(context);
   const CUresult status = table().cuCtxDetach(context);
@@ -356,8 +356,8 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   return status;
 }
 
-// A function that is not known to begin a capture may have begun one. From here on every launch asks the driver,
-// for good: nothing tells when such a capture ends, or that it never began.
+// A function that is not known to begin a capture may have begun one. From here on every launch asks the driver, for
+// good: no call tells when such a capture ends, or that none began.
 void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true, std::memory_order_relaxed); }
 
 // ---- initialisation and look-up
@@ -439,8 +439,8 @@ void for_each_taken_over(Visit&& visit) {
   }
 }
 
-// Our functions by place in the table of entry points. Null where we have none, and where the driver lacks the one that
-// ours would call, though it may have a pointer to give for the name.
+// Our functions by place in the table of entry points. Null where we have none, and where the driver lacks the function
+// that ours would call, even if it gives a pointer for the name.
 struct Given {
   void* legacy = nullptr;
   void* per_thread = nullptr;
@@ -466,7 +466,7 @@ void find_given(void* real_driver) {
   });
 }
 
-// What the program gets for this version of a function, where the driver gave `real`.
+// The program's pointer for this version of a function, where the driver gave `real`.
 void* given_for(const EntryPoint& point, bool per_thread, void* real) noexcept {
   const Given& ours = given()[static_cast<std::size_t>(&point - entry_points().data())];
   void* const function = per_thread ? ours.per_thread : ours.legacy;
@@ -475,8 +475,8 @@ void* given_for(const EntryPoint& point, bool per_thread, void* real) noexcept {
   return Offload::guarded(point.taken_over ? nullptr : &point, per_thread, real);
 }
 
-// What dlsym and linking find, by exported name; only what this driver has: an older one lacks some, and programs find
-// out by asking. Functions that we do not take over, but that could observe what is queued, are guarded.
+// The functions that dlsym and linking find, by exported name; only those of this driver: an older one lacks some, and
+// programs find out by asking. Functions that we do not take over, but that could observe queued work, are guarded.
 const cudasched_override* exported_points(void* real_driver) {
   find_given(real_driver);
   static std::vector<cudasched_override> list;

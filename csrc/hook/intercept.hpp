@@ -1,4 +1,4 @@
-// The driver entry points that the engine takes over, and what cuGetProcAddress must return for them.
+// The driver entry points that the engine takes over, and their replacements for cuGetProcAddress.
 #pragma once
 
 #include <cuda.h>
@@ -9,8 +9,8 @@
 
 namespace cudasched::hook {
 
-// What a program gets for `symbol` where the driver gave `real`: our function if we take this entry point over in the
-// version that was asked for, else `real` or a guard before it.
+// The answer to a program that asks for `symbol` where the driver gave `real`. Our function if we take this entry point
+// over in the requested version, else `real` or a guard before it.
 void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t flags) noexcept;
 
 // Every function that is taken over.

@@ -1,4 +1,4 @@
-// Calls that make memory known to CUDA: each goes to the driver and is then noted, counted against the limit, and tried
+// Calls that make memory known to CUDA. Each goes to the driver, is then noted and counted against the limit, and tried
 // again when others have given memory back (runtime/memory). And calls that free memory, or end handles of kernels:
 // those are forgotten first.
 #include "hook/memory.hpp"
@@ -48,8 +48,8 @@ Asked asked_on(int device) noexcept {
 
 Asked asked_here() noexcept { return asked_on(driver::current_device()); }
 
-// Before a latency client's program hears that there is no memory, other processes are asked for what they only keep.
-// Who holds what is said where that did not help.
+// Before a latency client's program gets out-of-memory, other processes are asked for their cached memory. Where that
+// did not help, a message lists each client's memory.
 template <typename Allocate>
 CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
   runtime::memory().yield(asked.device, asked.client_class);
@@ -67,7 +67,7 @@ CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& all
   return status;
 }
 
-// With the limit. The bytes count as held from before the call; done() says what became of them.
+// With the limit. The bytes count as held from before the call; done() notes the allocation.
 template <typename Allocate, typename Done>
 CUresult allocate_counted(const Asked& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
   if (!holdings().reserve(asked.device, asked.client_class, bytes, runtime::memory().room(asked.device))) {
@@ -95,7 +95,7 @@ CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexc
   return status;
 }
 
-// What is allocated under an address or a handle of its own, and freed by it.
+// Memory that is allocated under an address or a handle of its own, and freed by that.
 template <typename Handle, typename Allocate>
 CUresult allocate_held(Handle* handle, std::uint64_t bytes, Allocate&& allocate) noexcept {
   const Asked asked = asked_here();
@@ -122,7 +122,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
   return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAlloc(pointer, bytes); }), pointer, bytes);
 }
 
-// How wide the rows become, the driver decides: they count as asked until they are there.
+// The driver decides the rows' width: the requested width counts until they are there.
 CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width_bytes, std::size_t height,
                         unsigned element_bytes) noexcept {
   const Asked asked = asked_here();
@@ -161,7 +161,7 @@ CUresult free_memory(CUdeviceptr pointer) noexcept {
   return free_held(pointer, [&] { return table().cuMemFree(pointer); });
 }
 
-// ---- pools: what counts is what the pool has of the device
+// ---- pools: the pool's memory from the device counts
 
 cuuint64_t pool_bytes(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept {
   cuuint64_t bytes = 0;
@@ -182,8 +182,8 @@ int device_of(CUstream stream) noexcept {
   return driver::registry().look_up(stream, facts) && facts.device >= 0 ? facts.device : driver::current_device();
 }
 
-// A pool takes memory of the device as it needs some; how much, it decides. So the limit is asked with what it lacks,
-// and looked at again afterwards.
+// A pool takes memory from the device as necessary, in amounts of its own choice. So the missing bytes are checked
+// against the limit before, and the pool's real size afterwards.
 template <bool kPerThread, typename Allocate>
 CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool pool, CUstream stream,
                           Allocate&& allocate) noexcept {
@@ -335,7 +335,7 @@ std::uint64_t array_bytes(std::uint64_t width, std::uint64_t height, std::uint64
          element_bytes(format);
 }
 
-// Nothing of a sparse or a deferred one is there before it is mapped, and that is counted as physical memory.
+// A sparse or deferred array has no memory before its mapping, which counts as physical memory.
 std::uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR* description, unsigned level) noexcept {
   constexpr unsigned kWithoutMemory = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
   if (description == nullptr || (description->Flags & kWithoutMemory) != 0) return 0;
@@ -371,10 +371,10 @@ CUresult destroy_mipmapped_array(CUmipmappedArray array) noexcept {
   return free_held(array, [&] { return table().cuMipmappedArrayDestroy(array); });
 }
 
-// ---- what a program is told
+// ---- answers to programs
 
-// Under a limit the GPU is as large as that, and what the program holds is used of it; so is what a host that shares
-// its memory uses.
+// Under a limit, the limit is the GPU's size, and the program's memory is the used part. Where the host
+// shares the GPU's memory, the host's use counts, too.
 CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
   const CUresult status = table().cuMemGetInfo(free, total);
   const std::uint64_t limit = holdings().limit();
@@ -386,7 +386,7 @@ CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
   return status;
 }
 
-// By which programs size what they keep: PyTorch's fractions, caches of servers.
+// Programs size their caches by this: PyTorch's fractions, caches of servers.
 CUresult total_memory(std::size_t* bytes, CUdevice device) noexcept {
   const CUresult status = table().cuDeviceTotalMem(bytes, device);
   const std::uint64_t limit = holdings().limit();
@@ -406,8 +406,8 @@ CUresult library_get_global(CUdeviceptr* pointer, std::size_t* bytes, CUlibrary 
   return noted(table().cuLibraryGetGlobal(pointer, bytes, library, name), pointer, 1);
 }
 
-// Where the code of a kernel comes from is asked by traces: the address is noted, and the library that has it is looked
-// for later, because the loader's lock must not be taken here (a constructor that holds it may load code, too).
+// Traces ask for the origin of a kernel's code. The address is noted here, and its library is found later, because the
+// loader's lock must not be taken here: a constructor that holds that lock may load code, too.
 template <typename Module>
 CUresult loaded(CUresult status, Module* const* module, const void* image) noexcept {
   if (status == CUDA_SUCCESS && module != nullptr) driver::functions().loaded(handle_word(*module), image);

@@ -11,7 +11,8 @@ namespace cudasched::hook {
 
 std::span<const TakenOver> memory_functions() noexcept;
 
-// Frees on a stream as `free` does, and takes it out of what the process holds: not memory of a pool, which keeps it.
+// Frees on a stream as `free` does, and subtracts the bytes from the process's memory: not for a pool's memory, which
+// the pool keeps.
 CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept;
 
 }  // namespace cudasched::hook

@@ -112,8 +112,8 @@ Devices devices_of(CUdeviceptr address) noexcept {
   return driver::registry().reach(device);
 }
 
-// In every queue of these devices; and, as an event recorded on one device may be waited for on another, what any queue
-// holds of the events.
+// Drains in every queue of these devices. Drains all queues' operations on the events, too, because one device may wait
+// for an event of another.
 void drain(const Caller& caller, queue::Scope scope, Devices devices, CUstream stream, CUevent event, CUevent other,
            For what, const Queue* except = nullptr, CUgraphExec exec = nullptr) noexcept {
   for_each_queue([&](Queue& known) {
@@ -129,7 +129,7 @@ void drain(const Caller& caller, queue::Scope scope, Devices devices, CUstream s
 
 // ---- calls that may be deferred
 
-// A deferred call must not overtake what other devices' queues still hold of its stream or event.
+// A deferred call must not overtake other devices' queued operations on its stream or event.
 void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
   if (state.queue_count.load(std::memory_order_relaxed) < 2) return;
   const queue::Scope scope = event != nullptr ? queue::Scope::kStreamAndEvent : queue::Scope::kStream;
@@ -141,7 +141,8 @@ void drain_others(const Site& site, CUstream stream, CUevent event) noexcept {
 template <typename Push, typename Direct>
 CUresult defer_or(const Site& site, CUstream stream, CUevent event, Push&& push, Direct&& direct,
                   const For& what) noexcept {
-  // It becomes a node, which is ordered to nothing that is queued but an event that it records or waits for.
+  // The call becomes a node, which is ordered to no queued operation but those on an event that it records or waits
+  // for.
   if (site.captured) {
     if (event != nullptr) drain(site.caller, queue::Scope::kEvent, kAllDevices, nullptr, event, nullptr, what);
     return direct();
@@ -184,7 +185,7 @@ CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
         const bool any = direction == Operation::Direction::kAny;
         if (((any || direction == Operation::Direction::kToDevice) && is_pageable(what.from)) ||
             ((any || direction == Operation::Direction::kToHost) && is_pageable(what.to))) {
-          wait = For::kSynchronise;  // it returns when the device is done with that memory
+          wait = For::kSynchronise;  // the call returns when the device is done with that memory
           return false;
         }
         return known.push_copy(caller, what, stream);
@@ -273,7 +274,7 @@ CUresult launch_host_function(CUstream stream, CUhostFn function, void* data) no
 
 // ---- stream-ordered frees
 
-// What the driver will refuse is for the driver to refuse now: only the beginning of an allocation can be freed.
+// A free that the driver will refuse goes to the driver now: only the beginning of an allocation can be freed.
 bool may_free(CUdeviceptr address) noexcept {
   CUdeviceptr begin = 0;
   return driver::table().cuPointerGetAttribute(&begin, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) ==
@@ -281,7 +282,7 @@ bool may_free(CUdeviceptr address) noexcept {
          begin == address;
 }
 
-// An earlier call's error is not due here: a program takes memory for freed whatever its free says.
+// An earlier call's error is not due here: a program takes memory for freed even if its free fails.
 CUresult free_on(CUdeviceptr address, CUstream on) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) != 0) {
     const Site site = state.engine.find_site(on, nullptr);
@@ -315,7 +316,7 @@ CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
   return status;
 }
 
-// The queue that holds something of the event, if it is the only one.
+// The queue that holds operations on the event, if it is the only one.
 Queue* holder_of(CUevent event, bool& several) noexcept {
   Queue* found = nullptr;
   for_each_queue([&](Queue& known) {
@@ -326,8 +327,8 @@ Queue* holder_of(CUevent event, bool& several) noexcept {
   return found;
 }
 
-// Of an event that is known, the driver would say success: it is destroyed behind what is queued of it. Until then the
-// driver cannot give its handle to another one.
+// The driver would return success for a known event, so the event is destroyed behind its queued operations. Until then
+// the driver cannot give its handle to another one.
 CUresult event_destroy(CUevent event) noexcept {
   driver::EventFacts facts;
   const bool known = driver::registry().forget(event, &facts);
@@ -377,7 +378,7 @@ struct Passed {
     return place < kInRegisters ? registers[place] : stack[place - kInRegisters];
   }
 
-  // 0 where the table does not say which one it is.
+  // 0 where the table does not name the argument.
   template <typename Handle>
   Handle handle(int place) const noexcept {
     return place < 0 ? Handle{} : reinterpret_cast<Handle>(word(place));
@@ -399,7 +400,7 @@ bool is_set_already(const EntryPoint& point, const Passed& passed) noexcept {
          value == static_cast<int>(passed.word(1));
 }
 
-// What must be known before the driver does it; drained.
+// Updates the registry and the queues before the driver's call; drained.
 void tell(const EntryPoint& point, const Passed& passed) noexcept {
   driver::Registry& registry = driver::registry();
   const Arguments& at = point.arguments;
@@ -439,7 +440,7 @@ bool is_plain(CUgraphExec exec) noexcept {
   return driver::registry().find(exec, facts) && facts.plain;
 }
 
-// What is drained for a call of this scope,
+// The scope drained for a call of this scope,
 constexpr queue::Scope drained(Scope scope) noexcept {
   switch (scope) {
     case Scope::kNone:
@@ -456,7 +457,7 @@ constexpr queue::Scope drained(Scope scope) noexcept {
     case Scope::kMemory:
     case Scope::kContextAndMemory:
     case Scope::kPeers:
-    case Scope::kExec:  // unless it is plain
+    case Scope::kExec:  // unless the graph is plain
     case Scope::kGraph:
     case Scope::kProcess:
       return queue::Scope::kEnd;
@@ -491,7 +492,7 @@ void drain_everything(const Caller& caller, For what) noexcept {
   drain(caller, queue::Scope::kEnd, kAllDevices, nullptr, nullptr, nullptr, what);
 }
 
-// Drains once; from then on every call goes to the driver as the program makes it.
+// Drains once; from then on every call goes to the driver directly.
 void stop_deferring(std::string_view message) noexcept {
   if (state.off.exchange(true)) return;
   for_each_queue([](Queue& known) { known.fail(); });
@@ -549,7 +550,7 @@ void* go(const Guard& guard, const Passed& passed) noexcept {
 
 bool Offload::connect(const Engine& engine) noexcept {
   const driver::Driver& real = driver::table();
-  // The rarer calls are not needed: a program that makes them has found them.
+  // The rarer calls are not necessary: a program that makes them has found them.
   const auto has = [](auto... functions) { return ((functions != nullptr) && ...); };
   const bool complete =
       has(real.cuLaunchKernelEx.legacy, real.cuMemsetD8Async, real.cuMemcpyAsync, real.cuMemcpyHtoDAsync,
@@ -611,7 +612,7 @@ bool Offload::push(const queue::Call& call, CUresult& status) noexcept {
         return CUDA_SUCCESS;
       },
       For::kLaunch);
-  // A graph's event nodes may wait for, or record, what is queued.
+  // A graph's event nodes may wait for queued operations, or record events that are in use there.
   if (direct && call.is_graph && !all_empty() && !is_plain(call.graph())) drain_everything(caller, For::kOther);
   return !direct;
 }

@@ -155,7 +155,7 @@ static void take_over(const struct cudasched_override* overrides) {
   }
 }
 
-/* libcudasched.so is in the directory above the shim's own, through whatever link the shim was loaded. */
+/* libcudasched.so is in the directory above the shim's own, through any link that loaded the shim. */
 static bool engine_path(char* path, size_t bytes) {
   Dl_info self;
   char resolved[PATH_MAX];
@@ -303,7 +303,7 @@ static void report_past(const char* driver) {
   close(file);
 }
 
-/* A program that opened the driver by its path never comes here, so nobody could say it before. */
+/* A program that opened the driver by its path never comes here, so no one else could report it before. */
 static void say_if_past(void) {
   static atomic_bool looked;
   if (atomic_load_explicit(&progress, memory_order_acquire) != 0 || atomic_exchange(&looked, true)) return;

@@ -1,5 +1,5 @@
-// A driver function that csrc/hook takes over by its signature: a line of entry_points.txt that is marked `hook`. A
-// test finds functions without such a line, and the reverse.
+// A driver function that csrc/hook takes over by signature: a line of entry_points.txt that is marked `hook`. A test
+// finds functions without such a line, and the reverse.
 #pragma once
 
 namespace cudasched::hook {

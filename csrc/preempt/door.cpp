@@ -41,7 +41,7 @@ int watched_ioctl(int descriptor, unsigned long request, ...) noexcept {
   return result;
 }
 
-// A library as the loader has it: where it lies, and what of it is read-only once it is relocated.
+// A loaded library: its address, and the part that is read-only after the relocation.
 struct Library {
   ElfW(Addr) base = 0;
   ElfW(Addr) read_only = 0;  // beginning of PT_GNU_RELRO,
@@ -135,7 +135,7 @@ bool Door::watch(void* driver, Groups& groups) noexcept {
   std::array<void**, kWords> words{};
   const std::size_t count = library.found ? find_words(*map, "ioctl", words) : 0;
   if (count == 0) return false;
-  // The simulated driver has its kernel module within itself.
+  // The simulated driver contains its kernel module.
   void* real = cudasched_loader_find(driver, "cudasched_simulated_ioctl");
   if (real == nullptr) real = *words[0];
   if (real == nullptr || real == reinterpret_cast<void*>(&watched_ioctl)) return false;

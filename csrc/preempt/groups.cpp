@@ -19,8 +19,7 @@ Layout copy_of(const void* argument) noexcept {
   return layout;
 }
 
-// What the kernel module is asked, taken out of the call that it may be wrapped in; no argument: nothing of the
-// driver's.
+// A request to the kernel module, taken out of a call that may wrap it; no argument: none of the driver's.
 struct Call {
   std::uint32_t number = 0;
   std::uint32_t size = 0;
@@ -125,7 +124,7 @@ std::uint64_t Groups::overflows() const noexcept {
 }
 
 void Groups::reset_in_child() noexcept {
-  new (&lock_) SpinLock;  // another thread of the parent may have held it
+  new (&lock_) SpinLock;  // another thread of the parent may have held the lock
   count_ = 0;
   made_ = 0;
   overflows_ = 0;

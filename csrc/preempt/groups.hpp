@@ -1,10 +1,10 @@
 // The channel groups of this process that run kernels, learned from the calls that libcuda makes of the kernel module.
-// A context has one (a green context, and each context of a GPU of several, one of its own); groups of copy engines are
+// A context has one group; so has a green context, and each context on each of several GPUs. Groups of copy engines are
 // left out.
 //
-// note_before() and note() are called around each such call, on the thread that makes it; never on the launch path,
-// which makes none. They read what the kernel module reads, and change nothing. Everything may be called from any
-// thread; lock_ is held for a few copies, never across a system call. Nothing allocates.
+// note_before() and note() surround each such call, on the calling thread; never on the launch path, which makes none.
+// They read the kernel module's arguments, and change nothing. Everything may be called from any thread; lock_ is held
+// for a few copies, never across a system call. Nothing allocates.
 #pragma once
 
 #include <sys/types.h>
@@ -24,26 +24,26 @@ struct OpenFile {
   ino_t inode = 0;
   dev_t device = 0;
 
-  // The file that `descriptor` names now; its own descriptor is -1 where it names none.
+  // The file that `descriptor` names now; -1 as its descriptor where there is none.
   static OpenFile of(int descriptor) noexcept;
   bool operator==(const OpenFile&) const = default;
 };
 
 struct Group {
-  OpenFile file;  // through which its client was allocated: no other one may control it
+  OpenFile file;  // through which its client was allocated: no other file may control the group
   std::uint32_t client = 0;
   std::uint32_t device = 0;
   std::uint32_t handle = 0;
-  bool ends = false;  // the kernel module is about to free it
+  bool ends = false;  // the kernel module is about to free the group
 };
 
 class Groups {
  public:
   static constexpr std::size_t kMost = 256;
 
-  // An ioctl(2) of libcuda's is about to be made: what it frees is no longer there for others.
+  // An ioctl(2) of libcuda's is about to be made: the objects that the call frees are no longer there for others.
   void note_before(unsigned long request, const void* argument) noexcept;
-  // It has returned `result`.
+  // The call has returned `result`.
   void note(int descriptor, unsigned long request, const void* argument, int result) noexcept;
 
   // Copies at most kMost groups, none that ends; returns how many.
@@ -51,7 +51,7 @@ class Groups {
 
   // Changes with each group that comes.
   std::uint64_t made() const noexcept;
-  // Groups that found no room: they keep the time slice that libcuda gives them.
+  // Groups that found no room: libcuda's time slice stays.
   std::uint64_t overflows() const noexcept;
 
   // In a forked child, whose contexts are the parent's.

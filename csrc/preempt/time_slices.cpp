@@ -12,7 +12,7 @@
 namespace cudasched::preempt {
 namespace {
 
-// libcuda's own, where it was never seen.
+// libcuda's own slice, where none was seen.
 constexpr std::uint64_t kUsualUs = 2048;
 
 // Of a status: ioctl itself failed, with this errno.
@@ -54,7 +54,7 @@ void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
 }
 
-// False: it cannot be done, and is off.
+// False: not possible, and time slices are off.
 bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
   if (OpenFile::of(group.file.descriptor) != group.file) {
     turn_off(State::kLost, "");
@@ -109,7 +109,7 @@ void TimeSlices::turn_off(State state, std::string_view why) noexcept {
   state_.store(state, std::memory_order_relaxed);
   try {
     why_ = why;
-  } catch (const std::exception&) {  // no memory for it
+  } catch (const std::exception&) {  // no memory for the text
   }
 }
 

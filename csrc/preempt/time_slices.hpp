@@ -1,14 +1,14 @@
-// The hardware time slices of this process's contexts. While a context's slice lasts, the GPU runs nothing of another
-// process's context; when it is over and another one has work, the GPU stops what runs, at an instruction, and goes on
-// with it later. libcuda gives each context 2,048 us. A best-effort process with 1 us gives way to any other process
-// within a context switch, 0.13 ms, whatever its kernels are; alone on the GPU it loses nothing.
+// The hardware time slices of this process's contexts. While a context's slice lasts, the GPU runs no other process's
+// context. When the slice is over and another context has work, the GPU stops the running kernels, at an instruction,
+// and continues them later. libcuda gives each context 2,048 us. A best-effort process with 1 us gives way to any other
+// process within a context switch, 0.13 ms, whatever kernels run. Alone on the GPU the process loses nothing.
 //
-// Mechanism only: how long is decided by schedule/slice_length.hpp. The calls act on channel groups of this process
-// alone, need no privilege, and go through the files that libcuda has opened for them. A call that sets a slice takes
-// 0.3 ms, in the driver's locks, one that reads it 15 us: none is on the launch path.
+// Mechanism only: schedule/slice_length.hpp decides the length. The calls act on channel groups of this process alone,
+// need no privilege, and go through the files that libcuda has opened for them. A call that sets a slice takes 0.3 ms,
+// in the driver's locks, one that reads a slice 15 us. None is on the launch path.
 //
-// Whatever it does not know turns it off for the process, once: the program goes on as without it. Not thread-safe but
-// for watch(), which comes first, and state(): the ticker's.
+// Anything unknown turns time slices off for the process, once: the program goes on as without them. The ticker's, and
+// not thread-safe, but for watch(), which comes first, and state().
 #pragma once
 
 #include <atomic>
@@ -24,14 +24,14 @@ namespace cudasched::preempt {
 // As `cudasched status` shows it (cudasched_time_slice_state).
 enum class State : std::uint32_t {
   kUnused = 0,   // nothing of the process is best effort
-  kOn = 1,       // each of its contexts has the length that was asked for
+  kOn = 1,       // each of its contexts has the requested length
   kSetOff = 2,   // time_slice_us = off
   kMps = 3,      // the contexts of all MPS clients share one slice
-  kShared = 4,   // the process has latency work, too: a slice is of all that it runs
+  kShared = 4,   // the process has latency work, too: a slice covers all work of the process
   kUnseen = 5,   // libcuda's contexts were not seen: another driver, or CUDA was begun before cudasched
-  kRefused = 6,  // the driver refuses the call, or answers what is not known here; or there are too many contexts
+  kRefused = 6,  // the driver refuses the call or gives an unknown answer, or there are too many contexts
   kLost = 7,     // the program has closed the file that the driver had opened
-  kTool = 8,     // a debugger, sanitizer or profiler is in the process, and the driver is its own
+  kTool = 8,     // a debugger, sanitizer or profiler is in the process and owns the driver
 };
 
 class TimeSlices {
@@ -39,25 +39,25 @@ class TimeSlices {
   // Before the program's first driver call goes on. False: the contexts of this driver cannot be seen.
   bool watch(void* driver) noexcept { return watches_ = door_.watch(driver, groups_); }
 
-  // Gives each context `us`; 0: what libcuda had given it. Looks now and then whether it still has it: libcuda sets
-  // its own 0.1 s after it has made a context.
+  // Gives each context `us`; 0: libcuda's own length. Checks the length now and then: libcuda sets its own 0.1 s after
+  // a context's creation.
   void keep(std::uint32_t us, std::int64_t now_ns) noexcept;
 
   // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }
   std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
-  // Of kRefused: what came of which call. The ticker's.
+  // For kRefused: the call and its result. The ticker's.
   const std::string& why() const noexcept { return why_; }
   // Calls that set a slice, ever.
   std::uint64_t calls() const noexcept { return calls_.load(std::memory_order_relaxed); }
 
-  // What is known of the process's contexts.
+  // The process's contexts.
   Groups& groups() noexcept { return groups_; }
 
   void reset_in_child() noexcept;
 
  private:
-  // libcuda has set its own by then; and between two looks while it may not have, and later.
+  // The time by which libcuda has set its own slice; the times between two checks before that, and later.
   static constexpr std::int64_t kSettlesNs = 1'000'000'000;
   static constexpr std::int64_t kLookNs = 20'000'000;
   static constexpr std::int64_t kLookLaterNs = 1'000'000'000;

@@ -1,9 +1,9 @@
-// What libcuda and NVIDIA's kernel module say to one another by ioctl(2), as far as this room reads or writes it: the
-// resource manager's calls that allocate, free and control objects. Layouts and numbers as in NVIDIA's open kernel
-// modules, releases 535 to 595 (nvos.h, ctrla06cgpfifo.h); x86-64.
+// The part of the ioctl(2) protocol between libcuda and NVIDIA's kernel module that this room uses: the resource
+// manager's calls that allocate, free and control objects. Layouts and numbers as in NVIDIA's open kernel modules,
+// releases 535 to 595 (nvos.h, ctrla06cgpfifo.h); x86-64.
 //
 // An object is named by the handle of its client and its own. A channel group owns the channels of one context for one
-// engine, and it is what the hardware gives time slices to.
+// engine; the hardware gives time slices to channel groups.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,7 @@ void Call::read_attributes(const CUlaunchAttribute* given, unsigned count) noexc
       case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
         records(value.launchCompletionEvent.event, value.launchCompletionEvent.flags);
         break;
-      default:  // unknown, or it gives something back
+      default:  // unknown, or an attribute with an output
         meaning.known = false;
         break;
     }

@@ -1,10 +1,9 @@
-// A launch as a value: what the program asks for, and what cudasched finds out about it. The entry point that receives
-// the launch makes it, on its thread's stack, and it is handed on from step to step until the driver has the launch
-// (docs/design.md, "The way of a launch"). Each field is read, asked or decided once, by the function that is named at
-// it.
+// A launch as a value: the program's arguments and cudasched's findings. The entry point that receives the launch makes
+// a Call on its thread's stack. Each step hands the Call on until the driver has the launch (docs/design.md, "The way
+// of a launch"). Each field is read, asked or decided once, by the function named beside the field.
 //
-// What waits in the ring is an Operation (queue/operation.hpp): of the Call it keeps what the gate and the driver need,
-// with copies of what the program's pointers lead to. For the gate, the launcher thread makes a Call of that again
+// In the ring, an Operation (queue/operation.hpp) keeps the fields that the gate and the driver need, and copies of the
+// data behind the program's pointers. For the gate, the launcher thread makes a Call of the Operation again
 // (runtime/offload.cpp).
 #pragma once
 
@@ -28,13 +27,13 @@ class Queue;
 // The thread that makes a call.
 struct Caller {
   unsigned thread = 0;          // a number of its own, other than 0
-  CUcontext context = nullptr;  // of best-effort calls the current one; null where other threads may not use it
+  CUcontext context = nullptr;  // of best-effort calls the current one; null where only one thread may use that
   bool latency = false;         // the call is latency or normal work, or the thread is in a latency region
-  std::uint16_t region = 0;     // while something is traced: its number (telemetry/trace.hpp)
+  std::uint16_t region = 0;     // the region's number while a trace runs (telemetry/trace.hpp)
 };
 
-// In which class a call is made, by whom, and where it may go: found by runtime::find_site(), for each launch and for
-// each other call that may be deferred or waits for what was.
+// A call's class, caller and destination. runtime::find_site() finds these for each launch, and for each other call
+// that may be deferred or waits for deferred calls.
 struct Site {
   Class call_class = Class::kNormal;  // normal as well while scheduling is off
   bool captured = false;              // into a graph: the device does not run it
@@ -43,14 +42,14 @@ struct Site {
   Caller caller;
 };
 
-// What a launch's attributes mean.
+// The meaning of a launch's attributes.
 struct Attributes {
   static constexpr unsigned kMost = 32;
   static constexpr std::size_t kMostEvents = 2;
 
   Attributes() noexcept {}  // `events` as it is
 
-  bool known = true;  // the code knows each of them, and can copy it
+  bool known = true;  // the code knows each attribute, and can copy all
   bool cooperative = false;
   bool overlaps_predecessor = false;  // may start before the launch ahead of it has finished, if no event is between
   std::uint8_t event_count = 0;
@@ -75,7 +74,7 @@ struct Call : predict::Launch {  // by the entry point; `cluster` by read_attrib
   // Where the program gives any; once, by the entry point.
   void read_attributes(const CUlaunchAttribute* given, unsigned count) noexcept;
 
-  // May events stand before it, at no cost to the program?
+  // May timing events surround the launch, at no cost to the program?
   bool may_time() const noexcept { return !always_direct && !meaning.overlaps_predecessor; }
 
   CUgraphExec graph() const noexcept { return static_cast<CUgraphExec>(const_cast<void*>(function)); }

@@ -41,7 +41,7 @@ class FixedMap {
     std::size_t hole = home(handle);
     while (places_[hole].handle != handle) hole = next(hole);
     --size_;
-    // Entries that were displaced by it move up, so that a search may end at a free place.
+    // Entries that the removed one displaced move up, so that a search may end at a free place.
     for (std::size_t at = next(hole); places_[at].handle != kFree; at = next(at)) {
       const std::size_t wanted = home(places_[at].handle);
       if (((at - wanted) & kMask) >= ((at - hole) & kMask)) {
@@ -52,7 +52,7 @@ class FixedMap {
     places_[hole] = {};
   }
 
-  // Removes what `done(value)` says is of no more use.
+  // Removes the entries for which `done(value)` is true.
   template <typename Done>
   void sweep(Done&& done) noexcept {
     for (std::size_t at = 0; at < kPlaces;) {

@@ -43,7 +43,7 @@ bool Launcher::start(Idle idle) noexcept {
 void* Launcher::run(void* self) {
   Launcher& launcher = *static_cast<Launcher*>(self);
   pthread_setname_np(pthread_self(), "cudasched-queue");
-  prctl(PR_SET_TIMERSLACK, 1UL);  // else each of its sleeps ends 50 us late
+  prctl(PR_SET_TIMERSLACK, 1UL);  // else each sleep ends 50 us late
   pthread_mutex_lock(&launcher.alive_);
   launcher.state_.store(State::kRunning, std::memory_order_release);
   launcher.settled_.store(1, std::memory_order_release);
@@ -65,7 +65,7 @@ void Launcher::work() {
   }
 }
 
-// The ring is empty; returns when it may not be.
+// The ring is empty; returns when it may have an operation.
 void Launcher::await_work() {
   if (idle_ == Idle::kSpins) {
     for (int i = 0; i < 16; ++i) spin_pause();
@@ -127,7 +127,7 @@ void Launcher::pass(bool gated) noexcept {
   ring_.pass();
 }
 
-// Makes the call: that of the ring's head, or of one of its parts.
+// Makes the driver call of the ring's head, or of one of its parts.
 CUresult Launcher::submit(const Operation& operation, Position position, bool at_gate, bool is_first, bool is_last) {
   if (at_gate) {
     at_gate_.store(true, std::memory_order_seq_cst);
@@ -182,7 +182,7 @@ void Launcher::make_what_overtakes(Overtaking& overtaking) {
   while (!overtaking.ended() && overtaking.next() <= ring_.pushed()) {
     Operation& operation = ring_.at(overtaking.next());
     if (!overtaking.may_pass(operation)) continue;
-    operation.made = true;  // before the call, which may end this thread: it is not made again
+    operation.made = true;  // before the call, which may end this thread: no call is made twice
     CUresult status = make_current(operation.context);
     if (status == CUDA_SUCCESS) status = operation.execute();
     if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);

@@ -1,15 +1,15 @@
-// The thread that makes the deferred calls: takes the ring's head, waits at the gate with it if it is a launch, calls
-// the driver, passes on. One a ring.
+// The thread that makes the deferred calls: takes the ring's head, waits at the gate if that is a launch, and calls the
+// driver. One a ring.
 //
-// It makes each operation's context current and never creates one, blocks all signals, and runs in relaxed capture
-// mode, so that it disturbs no capture of the program's threads. When the ring is empty it spins a little, for an
-// eighth of its time at most, then naps, so that a program that goes on launching never pays for waking it, then
-// sleeps.
+// The launcher makes each operation's context current and never creates one. It blocks all signals, and runs in relaxed
+// capture mode, so that the launcher disturbs no capture of the program's threads. When the ring is empty, the launcher
+// spins a little, for an eighth of its time at most. Then it naps, so that a program that goes on launching never pays
+// for waking the launcher, and then sleeps.
 //
-// A launcher that has ended without being told to (a callback of the driver's may end its thread) is noticed by the
-// robust mutex that it holds for life: from then on the program's own threads run what is left, in order, and nothing
-// is pushed any more. The operation that it was in the middle of counts as made, with CUDA_ERROR_UNKNOWN to the thread
-// that pushed it, because making it twice would be worse.
+// A launcher may end without stop() (a callback of the driver's may end its thread). The robust mutex that the launcher
+// holds for life shows this. From then on the program's own threads run the rest of the ring, in order, and nothing is
+// pushed any more. The interrupted operation counts as made, with CUDA_ERROR_UNKNOWN to the thread that pushed it,
+// because making an operation twice would be worse.
 #pragma once
 
 #include <pthread.h>
@@ -25,11 +25,11 @@
 
 namespace cudasched::queue {
 
-// What the queue tells a launch that waits at the gate. Up to which position the gate is open, whatever the policy
-// says: something waits for it that may not wait behind a closed gate. And what is queued behind the launch.
+// The queue's words to a launch that waits at the gate. The position up to which the gate is open, despite the policy:
+// a call that may not wait behind a closed gate waits for that position. And the operations behind the launch.
 class Opening {
  public:
-  // Null: it is not known what is queued.
+  // Null: the queued operations are not known.
   explicit Opening(const Ring* ring = nullptr) noexcept : ring_(ring) {}
 
   // Are operations of other streams queued behind the oldest launch, which is the one that waits? The launcher thread
@@ -37,7 +37,7 @@ class Opening {
   bool others_behind() const noexcept { return ring_ == nullptr || ring_->other_streams_behind(); }
 
   bool is_open_for(Position position) const noexcept { return position <= until_.load(std::memory_order_seq_cst); }
-  // Says whether it was closed for it.
+  // True where the gate was closed for `position`.
   bool open_until(Position position) noexcept {
     Position seen = until_.load(std::memory_order_seq_cst);
     while (seen < position) {
@@ -56,31 +56,32 @@ class Opening {
 class Admission {
  public:
   virtual ~Admission() = default;
-  // Returns once the launch may go, at the latest soon after `opening` is open for `position`: the GPU time that is
-  // predicted of it, 0 where none is.
+  // Returns once the launch may go, at the latest soon after `opening` is open for `position`. Returns the launch's
+  // predicted GPU time; 0: no prediction.
   virtual std::int64_t admit(const Operation& launch, Position position, const Opening& opening) noexcept = 0;
-  // `overlap_follows`: the next operation is a launch that may overlap this one; an event between them would end that.
+  // `overlap_follows`: the next operation is a launch that may overlap this one; an event between the two would end the
+  // overlap.
   virtual void submitted(const Operation& launch, CUresult status, bool overlap_follows) noexcept = 0;
-  // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() says in how many
-  // parts it is to be submitted, each one a graph launch that is admitted and submitted by itself, in order and on the
-  // launch's stream; 0: whole.
+  // Around a graph launch, before the first admit() and after the last submitted(). begin_graph() returns the number of
+  // parts; 0: whole. Each part is a graph launch that is admitted and submitted by itself, in order and on the launch's
+  // stream.
   virtual std::uint32_t begin_graph(const Operation& launch) noexcept = 0;
-  // Null: it is not what it should be, because the driver refused a change of it.
+  // Null: the part is out of date, because the driver refused a change of it.
   virtual CUgraphExec part(std::uint32_t index) noexcept = 0;
-  // Is the whole graph what was launched? Asked where there are no parts, and where the driver has refused the first,
-  // so that nothing of the launch has run. False: a change of the graph that is queued behind the launch is in it
-  // already.
+  // Is the whole graph still the launched one? Asked where there are no parts, and where the driver has refused the
+  // first, so that no part of the launch has run. False: the graph has a change already that is queued behind the
+  // launch.
   virtual bool may_go_whole() noexcept = 0;
-  // On another thread where the launcher's own has ended, whatever it was at.
+  // On another thread where the launcher's own has ended, at any point.
   virtual void end_graph(const Operation& launch, CUresult status) noexcept = 0;
-  // Does to a graph's parts what was done to the graph, or gives up what the change holds. Makes the context current
-  // that it needs. On another thread where the launcher's own has ended.
+  // Applies a graph's change to its parts, or gives up the change's contents. Makes the necessary context current. On
+  // another thread where the launcher's own has ended.
   virtual void change_graph(const Operation& change) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;
 };
 
-// What a launcher thread has used. Read at any time, by any thread.
+// A launcher thread's use of CPU time. Read at any time, by any thread.
 struct LauncherTime {
   std::int64_t cpu_ns = 0;     // of the thread, in all
   std::int64_t driver_ns = 0;  // about how long its driver calls took: one in Launcher::kTimed is timed
@@ -94,21 +95,21 @@ class Launcher {
     return ((position * 0x9e37'79b9'7f4a'7c15ULL) >> 32) % kTimed == 0;
   }
 
-  // All must live as long as the thread, and as what it leaves behind at exit. `push_lock` is the queue's.
+  // All must outlive the thread and the operations that it leaves at exit. `push_lock` is the queue's.
   Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, Admission& admission) noexcept;
-  // Ends the thread; not in the product, where it lives as long as the process.
+  // Ends the thread; not in the product, where the thread lives as long as the process.
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // What the thread does while the ring is empty. kSpins takes a whole core: what sleeping costs is measured by it.
+  // The thread's behaviour while the ring is empty. kSpins takes a whole core, to measure the cost of sleeping.
   enum class Idle : std::uint8_t { kSleeps, kSpins };
 
   // False where no thread can be had.
   bool start(Idle idle = Idle::kSleeps) noexcept;
   // A push that finds this true under the push lock will be run.
   bool running() const noexcept { return state_.load(std::memory_order_acquire) == State::kRunning; }
-  // What is queued will never run: not started, stopped, or in a forked child.
+  // Queued operations will never run: not started, stopped, or in a forked child.
   bool off() const noexcept { return state_.load(std::memory_order_acquire) == State::kOff; }
 
   // Opens the gate up to `position`.
@@ -118,12 +119,12 @@ class Launcher {
   // child).
   void drain(Position position) noexcept;
 
-  // Looks whether the launcher is still there; if not, runs what it left on the calling thread, in order, and says so
-  // from then on by running(). Cheap enough for each answer that something is not ready.
+  // Checks that the launcher is still there. If not, runs its remaining operations on the calling thread, in order;
+  // running() tells so from then on. Cheap enough for each "not ready" answer.
   void check() noexcept;
 
-  // Opens the gate, waits until everything is passed, at most for `longest_ns`, and ends the thread. What is left then
-  // is left out.
+  // Opens the gate, waits until everything is passed, at most for `longest_ns`, and ends the thread. Operations left
+  // then are dropped.
   void stop(std::int64_t longest_ns) noexcept;
 
   // In a forked child: there is no thread and nothing is queued.
@@ -138,22 +139,22 @@ class Launcher {
   // Of timed launches: from the program's call to the driver's.
   const Histogram& queue_waits() const noexcept { return queue_waits_; }
 
-  // A context goes, and its handle may come back for another one.
+  // A context ends, and another one may get its handle.
   void forget_context() noexcept { context_epoch_.fetch_add(1, std::memory_order_release); }
 
  private:
-  enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: it died, and another thread runs what it left
+  enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: the thread died, and another one runs the rest
 
   static constexpr std::int64_t kLately = 64;              // operations that operation_ns() goes by
   static constexpr std::int64_t kSpinNs = 30'000;          // on an empty ring, at a time
   static constexpr std::int64_t kSpinShare = 8;            // one part in so many of the time, at most,
   static constexpr std::int64_t kSpinSavedNs = 1'000'000;  // of which so much may be saved up
   static constexpr std::int64_t kNapNs = 40'000;
-  static constexpr std::int64_t kNapsNs = 300'000;         // since the last operation; then it sleeps
-  static constexpr std::int64_t kSleepNs = 1'000'000'000;  // nothing depends on its waking
-  static constexpr std::int64_t kLookNs = 20'000'000;      // between two looks of a waiter whether it is still there
+  static constexpr std::int64_t kNapsNs = 300'000;         // since the last operation; then the launcher sleeps
+  static constexpr std::int64_t kSleepNs = 1'000'000'000;  // nothing depends on waking
+  static constexpr std::int64_t kLookNs = 20'000'000;      // between two checks of a waiter that the launcher is there
 
-  // What leads to a driver call is not noexcept: pthread_exit() unwinds.
+  // Functions that lead to a driver call are not noexcept: pthread_exit() unwinds.
   static void* run(void* self);
   void work();
   void await_work();
@@ -172,7 +173,7 @@ class Launcher {
   Admission& admission_;
   Opening opening_{&ring_};
 
-  pthread_mutex_t alive_;  // held by the thread for life; afterwards by the thread that runs what it left
+  pthread_mutex_t alive_;  // held by the thread for life; afterwards by the thread that runs the rest
   pthread_t thread_{};
   bool started_ = false;
   std::atomic<State> state_{State::kOff};
@@ -180,7 +181,7 @@ class Launcher {
   std::atomic<bool> at_gate_{false};
   std::atomic<std::uint32_t> settled_{0};  // the new thread holds the mutex
 
-  Idle idle_ = Idle::kSleeps;  // as the thread finds it
+  Idle idle_ = Idle::kSleeps;  // set before the start
   std::atomic<std::int64_t> driver_ns_{0};
   std::atomic<std::int64_t> operation_ns_{0};
   std::int64_t admitted_ns_ = 0;  // of the operation under way

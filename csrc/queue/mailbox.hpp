@@ -1,6 +1,6 @@
 // Errors of deferred calls, on their way to the program. A non-sticky error is for the thread that pushed the call and
-// is handed over once, at its next call; a sticky one is for the next call of any thread, as in CUDA. The driver
-// itself repeats it from then on, so nothing more is deferred (broken()). While there is none, looking costs one load.
+// is handed over once, at its next call. A sticky one is for the next call of any thread, as in CUDA. The driver itself
+// repeats a sticky error, so nothing more is deferred (broken()). While there is no error, looking costs one load.
 //
 // Any thread may put and take; nothing locks.
 #pragma once
@@ -21,8 +21,8 @@ class Mailbox {
  public:
   static constexpr std::size_t kPlaces = 64;
 
-  // `thread` is a number other than 0. The first error of a thread stands until it is taken. Where no place is free,
-  // the error is for the next call of any thread.
+  // `thread` is a number other than 0. The first error of a thread stays until taken. Where no place is free, the error
+  // is for the next call of any thread.
   void put(unsigned thread, CUresult status) noexcept {
     if (is_sticky(status) || !put_for(thread, status)) {
       std::uint32_t none = 0;
@@ -71,7 +71,7 @@ class Mailbox {
   }
 
   CUresult take_filled(unsigned thread) noexcept {
-    // Lowered first: what is put while we look raises it again.
+    // Lowered first: an error that is put meanwhile raises the flag again.
     filled_.store(false, std::memory_order_seq_cst);
     CUresult found = static_cast<CUresult>(for_any_.exchange(0));
     bool more = false;

@@ -1,5 +1,5 @@
-// A deferred driver call: what the launcher thread needs to make it later as the program would have made it. What the
-// program's own pointers led to (parameters, attributes) was copied into the ring's arena at the push.
+// A deferred driver call, with all that the launcher thread needs to make the call later as the program would have. The
+// push copied the data behind the program's own pointers (parameters, attributes) into the ring's arena.
 //
 // Written by the pushing thread under the queue's lock, read by the launcher.
 #pragma once
@@ -29,7 +29,7 @@ struct Operation {
   };
   enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
 
-  // A kernel or a graph: of a Call (queue/call.hpp) what the gate and the driver need.
+  // A kernel or a graph: the fields of a Call (queue/call.hpp) that the gate and the driver need.
   struct Launch {
     predict::Launch what;
     CUlaunchAttribute* attributes = nullptr;
@@ -65,8 +65,8 @@ struct Operation {
   struct Memory {
     CUdeviceptr address;
   };
-  // What was changed in an executable graph, for its slices: behind its launches that are queued. The bytes say what to
-  // the runtime, and are in the ring's arena.
+  // A change of an executable graph, for the graph's slices, behind its queued launches. The bytes describe the change
+  // to the runtime, and are in the ring's arena.
   struct Change {
     CUgraphExec exec;
     std::byte* bytes;
@@ -74,11 +74,11 @@ struct Operation {
 
   Kind kind = Kind::kGraph;
   bool made = false;           // ahead of its turn, between two parts of a graph launch; the launcher's
-  std::uint16_t region = 0;    // of the thread that pushed it, while something is traced
-  unsigned thread = 0;         // that pushed it, and is told of its error
+  std::uint16_t region = 0;    // the pushing thread's, while a trace runs
+  unsigned thread = 0;         // that pushed the call, and gets its error
   std::int64_t pushed_ns = 0;  // set where Launcher::is_timed()
   CUcontext context = nullptr;
-  CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for what belongs to no stream
+  CUstream stream = nullptr;  // never 0 (CU_STREAM_LEGACY or a handle), but for calls of no stream
   union {
     Launch launch;
     Fill fill;
@@ -97,7 +97,7 @@ struct Operation {
   // Of a graph launch.
   CUgraphExec graph() const noexcept { return static_cast<CUgraphExec>(const_cast<void*>(launch.what.function)); }
 
-  // May start before the launch ahead of it on its stream has finished: an event between the two would end that.
+  // May start before the launch ahead of it on its stream has finished: an event between the two would end the overlap.
   bool overlaps_predecessor() const noexcept { return kind == Kind::kKernel && launch.overlaps_predecessor; }
 
   // Makes the call. `context` is current on the calling thread. Not noexcept: a callback of the driver's may end the
@@ -105,7 +105,7 @@ struct Operation {
   CUresult execute() const;
 };
 
-// Errors after which every call in the context fails: CUDA reports them to the next call, whatever it is.
+// Errors after which every call in the context fails: CUDA reports such an error to the next call of any kind.
 bool is_sticky(CUresult status) noexcept;
 
 }  // namespace cudasched::queue

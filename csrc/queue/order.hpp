@@ -1,8 +1,8 @@
-// What is queued on which stream and event, and what a call must wait for: the rules of docs/order.md as bookkeeping.
-// Knows no driver, no clock and no thread. Handles are words.
+// The last queued operations of streams and events, and the position that a call must wait for: the rules of
+// docs/order.md as bookkeeping. Knows no driver, no clock and no thread. Handles are words.
 //
-// Everything here is called under the queue's lock. Only what is queued needs a place: the tables are of fixed size,
-// and where one is full, the answer is a later position than needed, never an earlier one.
+// Everything here is called under the queue's lock. Only handles with queued operations need a place. The tables are of
+// fixed size; where one is full, the answer is a later position than needed, never an earlier one.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ enum class StreamKind : std::uint8_t {
   kPerThread,    // a thread's own default stream: blocking, and never queued
 };
 
-// What a call depends on.
+// The operations that a call depends on.
 enum class Scope : std::uint8_t {
   kNothing,
   kStream,          // the stream's last operation; for the legacy stream that of all blocking streams
@@ -35,25 +35,25 @@ enum class Scope : std::uint8_t {
 
 class Order {
  public:
-  // ---- what was pushed
+  // ---- pushed operations
   void stream_used(std::uint64_t stream, StreamKind kind, Position position) noexcept;
   void event_recorded(std::uint64_t event, Position position) noexcept;
   void event_awaited(std::uint64_t event, Position position) noexcept;
   void event_destroyed(std::uint64_t event, Position position) noexcept;
   void graph_launched(std::uint64_t exec, Position position) noexcept { event_awaited(exec, position); }
-  // Everything up to here has been passed; what is not later is forgotten where room is needed.
+  // Everything up to here has been passed; entries of that part are forgotten where room is needed.
   void passed(Position position) noexcept { passed_ = position; }
 
-  // ---- what a call waits for; at most `passed`: nothing
+  // ---- the position that a call waits for; at most `passed`: nothing
   Position of_stream(std::uint64_t stream, StreamKind kind) const noexcept;
   Position of_event(std::uint64_t event) const noexcept;
   Position of_graph(std::uint64_t exec) const noexcept { return of_event(exec); }
   Position end() const noexcept { return end_; }
 
-  // The last queued record: until it is passed, the event is not ready. Waits alone do not change what a query sees.
+  // The last queued record: until it is passed, the event is not ready. Waits alone do not change a query's answer.
   Position record_of(std::uint64_t event) const noexcept;
 
-  // The handle is destroyed and may come back for something else. Its operations have been passed.
+  // The handle is destroyed and may come back for something else. The handle's operations have been passed.
   void forget_stream(std::uint64_t stream) noexcept { streams_.remove(stream); }
   void forget_event(std::uint64_t event) noexcept { events_.remove(event); }
   void forget_streams_and_events() noexcept;  // a context ends
@@ -82,8 +82,8 @@ struct Waiter {
   enum class For : std::uint8_t {
     kSynchronise,  // a stream, event or context synchronise, a copy that waits for the device (pageable memory), or a
                    // query that will be repeated
-    kLaunch,       // a launch, for room in the ring or for what is queued before it: the gate may hold it anyway
-    kOther,        // anything else: locks may be held meanwhile; PyTorch's allocator frees and records under its own
+    kLaunch,       // a launch, for room in the ring or for operations before it: the gate may hold it anyway
+    kOther,  // anything else: locks may be held meanwhile; PyTorch's allocator frees and records under its own lock
   };
   For what = For::kOther;
   bool latency = false;    // the call is latency or normal work, or the thread is in a latency region
@@ -92,7 +92,7 @@ struct Waiter {
 
 inline constexpr std::size_t kDrainKinds = 3;  // of Waiter::For
 
-// May this wait stand behind a closed gate? If not, it opens the gate for what it waits for.
+// May this wait stand behind a closed gate? If not, the waiter opens the gate up to its position.
 constexpr bool may_wait_behind_the_gate(const Waiter& waiter, bool process_has_latency) noexcept {
   if (waiter.latency) return false;
   if (!process_has_latency) return true;

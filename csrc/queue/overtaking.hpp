@@ -1,8 +1,8 @@
-// Which operations behind a graph launch may be made between two of its parts: those that nothing queued before them
-// orders behind it (docs/order.md). Knows no driver, no clock and no thread.
+// The operations behind a graph launch that may be made between two of its parts: those that no earlier queued
+// operation orders behind the launch (docs/order.md). Knows no driver, no clock and no thread.
 //
-// Each operation behind the launch is looked at once, in order. One that stays keeps its stream and its event from what
-// comes behind it.
+// Each operation behind the launch is looked at once, in order. One that stays blocks its stream and its event for the
+// operations behind it.
 #pragma once
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class Overtaking {
       case Operation::Kind::kChange:      // of a graph that is launched before it
         break;
     }
-    // A launch may record events; the legacy stream waits for all others, and they for it.
+    // A launch may record events; the legacy stream and all others wait for each other.
     const bool records = operation.kind == Operation::Kind::kKernel && operation.launch.attribute_count != 0;
     if (records || operation.stream == CU_STREAM_LEGACY) passes = !(ended_ = true);
     if (passes) return true;

@@ -29,8 +29,8 @@ bool within_limits(const unsigned (&grid)[3], const unsigned (&cluster)[3]) noex
   return true;
 }
 
-// What a launch shares with those that succeed as it does. `device`: where a kernel is loaded lazily, each device loads
-// its own.
+// A hash of the traits of a launch that decide its success. `device`: where a kernel is loaded lazily, each device
+// loads its own.
 std::uint64_t like_of(const Call& call, std::uint64_t serial, int device) noexcept {
   std::uint64_t hash = mix(mix(mix(1, serial), static_cast<std::uint64_t>(device)), call.meaning.hash);
   for (const unsigned size : call.block) hash = mix(hash, size);
@@ -41,7 +41,7 @@ std::uint64_t like_of(const Call& call, std::uint64_t serial, int device) noexce
   return hash == 0 ? 1 : hash;
 }
 
-// A parameter block as `extra` passes it, beside the list that says so.
+// A parameter block for `extra`, beside the list that names it.
 struct Packed {
   void* list[5];
   std::size_t bytes;
@@ -95,7 +95,7 @@ void Queue::abandon() noexcept {
   accepting_.store(false, std::memory_order_release);
   ring_.abandon();
   launcher_.abandon();
-  lock_.unlock();  // a thread that is not here may have held it
+  lock_.unlock();  // a thread of the parent may have held the lock
 }
 
 void Queue::latency_came() noexcept {
@@ -122,8 +122,8 @@ Queue::Whose Queue::kind_of(CUstream stream, StreamKind& kind) const noexcept {
   return Whose::kOurs;
 }
 
-// All under the lock: may(bytes) decides and says how much the operation carries, fill(operation, data, position)
-// writes it and keeps the books.
+// All under the lock: may(bytes) decides and sets the operation's bytes, fill(operation, data, position) writes the
+// operation and keeps the books.
 template <typename May, typename Fill>
 bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wait, May&& may, Fill&& fill) noexcept {
   while (true) {
@@ -145,7 +145,7 @@ bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wai
         ring_.publish();
         return true;
       }
-      // What may not wait behind the gate opens it for no more than it must.
+      // A caller that may not wait behind the gate opens it no further than necessary.
       room = opens_the_gate(caller, wait) ? std::min(ring_.passed() + 1, ring_.pushed()) : ring_.position_with_room();
     }
     drain(caller, room, wait);
@@ -177,7 +177,7 @@ bool Queue::push_kernel(const Call& call) noexcept {
   const std::vector<driver::Parameter>& parameters = known.facts->parameters;
   const bool is_packed = packed.data() != nullptr;
   if (!parameters.empty() && call.parameters == nullptr && !is_packed) return false;
-  // One behind the other: attributes; the list of `extra`, or of pointers; what they lead to.
+  // One behind the other: attributes; the list of `extra`, or of pointers; the parameters.
   const std::size_t attribute_bytes = aligned(call.attribute_count * sizeof(CUlaunchAttribute));
   const std::size_t list_bytes = aligned(is_packed ? sizeof(Packed) : parameters.size() * sizeof(void*));
   const std::span events(call.meaning.events.data(), call.meaning.event_count);
@@ -329,7 +329,7 @@ Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent othe
   StreamKind kind = StreamKind::kLegacy;
   bool has_stream = scope == Scope::kStream || scope == Scope::kStreamAndEvent;
   if (has_stream) {
-    // A stream that the driver does not know: it will say so itself.
+    // A stream that the driver does not know: the driver will refuse it.
     const Whose whose = kind_of(stream, kind);
     if (whose == Whose::kUnknown) return ring_.pushed();
     if (whose == Whose::kOthers) {
@@ -363,7 +363,7 @@ void Queue::open_for(const Caller& caller, Position position, Waiter::For what) 
     return;
   }
   if (may_wait_behind_the_gate(waiter(caller, what), true)) return;
-  // Should latency work come to this process while this thread waits, it must not go on waiting behind a closed gate.
+  // Should latency work come to this process meanwhile, this thread must not go on waiting behind a closed gate.
   Position claimed = claimed_.load(std::memory_order_relaxed);
   while (claimed < position && !claimed_.compare_exchange_weak(claimed, position, std::memory_order_seq_cst)) {
   }
@@ -411,7 +411,7 @@ bool Queue::event_not_ready(const Caller& caller, CUevent event) noexcept {
   return answer_not_ready(caller, position);
 }
 
-// ---- what the queue must be told
+// ---- news for the queue
 
 void Queue::kernel_launched(const Call& call) noexcept {
   if (!active() || !call.meaning.known || driver::functions().find(call.function) == nullptr) return;

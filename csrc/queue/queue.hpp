@@ -1,6 +1,6 @@
-// The launch queue of one device in one process: a best-effort program's calls are put into a ring with what they need
-// copied, and its threads return at once; a launcher thread makes the calls when the gate lets it. docs/order.md has
-// the rules.
+// The launch queue of one device in one process. A best-effort program's calls go into a ring with copies of their
+// data, and the program's threads return at once. A launcher thread makes the calls when the gate opens. docs/order.md
+// has the rules.
 //
 // A call is treated in one of three ways (csrc/hook/entry_points.txt says which):
 //   deferred   push_...() says true: done, the program gets success. False: as drained, and a launch is then gated.
@@ -8,11 +8,11 @@
 //   direct     nothing.
 // take_error() is called first in each call that reports errors of work: a deferred call's error is due there.
 //
-// The queue never decides what is best-effort, never sees a capturing stream's calls, and knows no policy. Every
-// function may be called from any thread; none throws, and once start() has returned none allocates, but for the first
-// call on a stream, or locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across a
-// driver call or a wait. A signal handler that interrupted the lock's holder does without the lock: nothing is deferred
-// for it, and its calls wait for all that is queued.
+// The queue never decides which work is best-effort, never sees a capturing stream's calls, and knows no policy. Every
+// function may be called from any thread; none throws. Once start() has returned, none allocates, but for the first
+// call on a stream, and none locks where nothing is queued. lock_ is held for the bookkeeping of one call, never across
+// a driver call or a wait. A signal handler that interrupted the lock's holder does without the lock: the handler's
+// calls are not deferred, and wait for the whole ring.
 //
 // Facts about streams, events, functions and graphs are in the process's registry (driver/registry.hpp).
 #pragma once
@@ -44,9 +44,10 @@ class Queue {
         std::uint32_t arena_bytes = Ring::kArenaBytes) noexcept;
 
   // ---- life
-  // False where there is no memory or no thread for it: nothing is ever deferred then.
+  // False where there is no memory or no thread: nothing is ever deferred then.
   bool start(Launcher::Idle idle = Launcher::Idle::kSleeps) noexcept;
-  // The ordinal of its device, before the first push: calls on streams of others are not deferred. -1: of any.
+  // The ordinal of the queue's device, before the first push: calls on streams of other devices are not deferred. -1:
+  // any device.
   void serve(int device) noexcept { device_ = device; }
   int device() const noexcept { return device_; }
   // Calls may be deferred.
@@ -54,16 +55,16 @@ class Queue {
     return accepting_.load(std::memory_order_relaxed) && launcher_.running() && !mailbox_.broken();
   }
   bool empty() const noexcept { return ring_.empty(); }
-  // Operations that are in it now.
+  // The number of operations in the queue.
   std::uint64_t queued() const noexcept {
-    const Position passed = ring_.passed();  // first: it never overtakes what is pushed
+    const Position passed = ring_.passed();  // first: never more than pushed()
     return ring_.pushed() - passed;
   }
-  // The GPU time that they take, about: if they are like those before them.
+  // About the GPU time of the queued operations, if they are like those before.
   std::int64_t queued_ns() const noexcept { return static_cast<std::int64_t>(queued()) * launcher_.operation_ns(); }
-  // Nothing is deferred from here on, and the gate is open for what is queued: an internal fault.
+  // After an internal fault: nothing is deferred from here on, and the gate is open for the ring.
   void fail() noexcept;
-  // At exit: as fail(), then waits for what is queued, at most for `longest_ns`.
+  // At exit: as fail(), then waits for the queued operations, at most for `longest_ns`.
   void stop(std::int64_t longest_ns) noexcept;
   // In a forked child: the queue is empty and stays so.
   void abandon() noexcept;
@@ -72,41 +73,40 @@ class Queue {
 
   LauncherTime launcher_time() const noexcept { return launcher_.time(); }
   const Histogram& queue_waits() const noexcept { return launcher_.queue_waits(); }
-  // The process has latency work from here on: what now holds the process's own threads may not.
+  // The process has latency work from here on: its own threads may not wait behind the gate any more.
   void latency_came() noexcept;
 
   // ---- deferred
   bool push_kernel(const Call& call) noexcept;
   bool push_graph(const Call& call) noexcept;
   bool push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept;
-  // Host memory in it must be pinned: the driver reads pageable memory before the call returns.
+  // The copy's host memory must be pinned: the driver reads pageable memory before the call returns.
   bool push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept;
   bool push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept;
   bool push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept;
   bool push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept;
 
   bool push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept;
-  // For the slices of an executable graph, behind what is queued of it: `bytes` are copied.
+  // For the slices of an executable graph, behind its queued operations: `bytes` are copied.
   bool push_change(const Caller& caller, CUgraphExec exec, CUcontext context,
                    std::span<const std::byte> bytes) noexcept;
-  // Of an event that the program may use no more, created in `context`; behind what is queued of it.
+  // Destroys an event that the program may use no more, created in `context`; behind its queued operations.
   bool push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept;
 
   // ---- drained
-  // What a call of this scope waits for; 0: nothing.
+  // The position that a call of this scope waits for; 0: none.
   Position before(Scope scope, CUstream stream, CUevent event = nullptr, CUevent other = nullptr,
                   CUgraphExec exec = nullptr) noexcept;
   void drain(const Caller& caller, Position position, Waiter::For what) noexcept;
   // How often that waited, by Waiter::For.
   std::uint64_t drains(std::size_t what) const noexcept { return drains_[what].load(std::memory_order_relaxed); }
 
-  // Answers of queries without draining: the driver is not asked where these say true. What latency work asks for, it
-  // waits for: the gate opens.
+  // Answers of queries without draining: the driver is not asked where these return true. Latency work that asks waits
+  // for the work: the gate opens.
   bool stream_not_ready(const Caller& caller, CUstream stream) noexcept;
   bool event_not_ready(const Caller& caller, CUevent event) noexcept;
 
-  // ---- what the queue must be told, whether or not it is active; each before the driver call that it is about, except
-  // where it says after
+  // ---- news for the queue, active or not; each before the driver call that it is about, unless marked "after"
   void kernel_launched(const Call& call) noexcept;  // after; directly and with success
   void event_destroyed(CUevent event) noexcept;     // drained
   void stream_destroyed(CUstream stream) noexcept;  // drained
@@ -128,7 +128,7 @@ class Queue {
     kOurs,
     kOthers,
     kUnknown
-  };  // the queue's device's, another's, the driver refuses it
+  };  // the queue's device's, another's, the driver refuses to tell
   Whose kind_of(CUstream stream, StreamKind& kind) const noexcept;
   Waiter waiter(const Caller& caller, Waiter::For what) const noexcept;
   bool opens_the_gate(const Caller& caller, Waiter::For what) const noexcept;
@@ -148,7 +148,7 @@ class Queue {
   static constexpr unsigned kAsksThatWait = 1000;  // for one position in a row
   std::atomic<Position> asked_{0};                 // for by the last query that was answered with NOT_READY,
   std::atomic<unsigned> asked_times_{0};           // so often again
-  std::atomic<Position> claimed_{0};  // what waits behind the gate only as long as the process has no latency work
+  std::atomic<Position> claimed_{0};  // waits that stay behind the gate only as long as the process has no latency work
 };
 
 }  // namespace cudasched::queue

@@ -41,7 +41,7 @@ Operation* Ring::reserve(std::size_t bytes, std::byte*& data, bool for_launch) n
   if (pushed - passed >= slot_count_ - 1 - spare_slots) return nullptr;
   const std::uint64_t arena_free_from = passed == 0 ? 0 : slot(passed).arena_end;
   std::uint64_t begin = (arena_used_ + kAlignment - 1) & ~(kAlignment - 1);
-  // In one piece: what does not fit before the arena's end lies at its beginning.
+  // In one piece: data that does not fit before the arena's end lies at its beginning.
   const std::uint64_t room_to_end = arena_bytes_ - (begin & (arena_bytes_ - 1));
   if (bytes > room_to_end) begin += room_to_end;
   if (begin + bytes - arena_free_from > arena_bytes_ - spare_bytes) return nullptr;
@@ -61,7 +61,7 @@ Position Ring::publish() noexcept {
 }
 
 Position Ring::position_with_room() const noexcept {
-  // An eighth of it at once, so that a program that is far ahead sleeps seldom.
+  // An eighth of the queued operations at once, so that a program that is far ahead sleeps seldom.
   const Position passed = this->passed();
   const Position pushed = this->pushed();
   return passed >= pushed ? passed : passed + std::max<Position>((pushed - passed) / 8, 1);
@@ -124,7 +124,7 @@ void Ring::notify() noexcept {
 
 bool Ring::await(Position position, std::int64_t longest_ns) noexcept {
   if (passed() >= position) return true;
-  // A consumer that naps does not look by itself. One that is about to sees what was pushed, and does not.
+  // A consumer that naps does not look by itself. One that is about to nap sees the pushed operation, and does not.
   if (consumer_.load(std::memory_order_seq_cst) == kNapping) notify();
   const std::int64_t begin = now_ns();
   for (std::int64_t now = begin; now - begin < std::min(kSpinNs, longest_ns); now = now_ns()) {

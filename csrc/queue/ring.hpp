@@ -1,8 +1,8 @@
-// Operations in program order, with the memory that their parameters are copied into. Allocated once.
+// Operations in program order, with memory for copies of their parameters. Allocated once.
 //
-// Many threads push, one at a time: reserve() and publish() are called under the queue's lock and neither allocates nor
+// Many threads push, one at a time. reserve() and publish() are called under the queue's lock; neither allocates nor
 // calls the system, except to wake a sleeping consumer. One thread consumes: front(), pass() and await_work(). Any
-// thread may ask where the ring is and wait for it.
+// thread may ask for the ring's position and wait for one.
 #pragma once
 
 #include <atomic>
@@ -29,39 +29,39 @@ class Ring {
   // The most that one operation can carry.
   std::size_t max_bytes() const noexcept { return arena_bytes_ / 4; }
 
-  // The next operation's place, and `bytes` (at most max_bytes()) for what it carries, aligned for anything. Null where
-  // the ring is full: wait for position_with_room() and ask again. Nothing is in the ring before publish(). For a
-  // launch it is full when a sixteenth is left: launches wait at the gate's pace, and what comes between them (records,
-  // copies, made under locks at times) finds room.
+  // The next operation's place, and `bytes` (at most max_bytes()) for its data, aligned for any type. Null where the
+  // ring is full: wait for position_with_room() and ask again. Nothing is in the ring before publish(). For a launch
+  // the ring is full when a sixteenth is left. Launches wait at the gate's pace, and other calls (records, copies, made
+  // under locks at times) still find room.
   Operation* reserve(std::size_t bytes, std::byte*& data, bool for_launch) noexcept;
   Position publish() noexcept;
   Position position_with_room() const noexcept;
 
-  // The oldest operation that is not passed, or null; its position is passed() + 1.
+  // The oldest operation that is not passed, at passed() + 1, or null.
   const Operation* front() const noexcept;
-  // The one behind it, or null.
+  // The one behind front(), or null.
   const Operation* second() const noexcept;
   // One that is pushed and not passed. The consumer's.
   Operation& at(Position position) const noexcept { return slot(position).operation; }
-  // Is an operation of another stream than the oldest one's queued behind that? The consumer asks; it may take some
+  // Is an operation of another stream queued behind the oldest one? The consumer asks; the answer may take some
   // microseconds.
   bool other_streams_behind() const noexcept;
-  // Its driver call has returned.
+  // The oldest operation's driver call has returned.
   void pass() noexcept;
   // Sleeps until there is work, or notify() is called after `interrupted` was set, at most for `longest_ns`.
   void await_work(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
-  // The same, but a push does not end it: only notify() does, and a thread that waits for a position. So the pushing
-  // thread never pays for waking the consumer, and what it pushes waits for `longest_ns` at most.
+  // The same, but a push does not end the nap: only notify() does, and a thread that waits for a position. So the
+  // pushing thread never pays for waking the consumer, and its operation waits for `longest_ns` at most.
   void nap(std::int64_t longest_ns, const std::atomic<bool>& interrupted) noexcept;
   void notify() noexcept;
-  // In a forked child: nothing is in it.
+  // In a forked child: the ring is empty.
   void abandon() noexcept { passed_.store(pushed(), std::memory_order_release); }
 
   Position pushed() const noexcept { return pushed_.load(std::memory_order_acquire); }
   Position passed() const noexcept { return passed_.load(std::memory_order_acquire); }
   bool empty() const noexcept { return passed() == pushed(); }
 
-  // Waits until `position` is passed, at most for `longest_ns`; says whether it is.
+  // Waits until `position` is passed, at most for `longest_ns`. True: passed.
   bool await(Position position, std::int64_t longest_ns) noexcept;
 
  private:
@@ -71,7 +71,7 @@ class Ring {
 
   struct Slot {
     Operation operation;
-    std::uint64_t arena_end = 0;  // what lies before it is free once this operation is passed
+    std::uint64_t arena_end = 0;  // the arena before this is free once this operation is passed
   };
 
   Slot& slot(Position position) const noexcept { return slots_[(position - 1) & (slot_count_ - 1)]; }

@@ -1,9 +1,10 @@
-// What PyTorch's allocator holds, by class, region and stream: kept from the records of its trace, beginning with a
-// snapshot. Pure: no PyTorch, no CUDA, no thread and no clock of its own. The caller holds a lock.
+// The memory that PyTorch's allocator holds, by class, region and stream: counted from the records of the allocator's
+// trace, beginning with a snapshot. Pure: no PyTorch, no CUDA, no thread and no clock of its own. The caller holds a
+// lock.
 //
-// `requested` is what tensors asked for, as the allocator's statistic of that name: a block counts until its free is
-// complete, which is after the work of the streams that it was recorded for. `reserved` is what the allocator has of
-// the driver.
+// `requested` is the memory that tensors asked for, as the allocator's statistic of that name. A block counts until its
+// free is complete, after the work of all streams recorded for the block. `reserved` is the memory that the allocator
+// has from the driver.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ struct Record {
   std::uint64_t address;
   std::uint64_t bytes;
   std::uint64_t stream;
-  std::int64_t time_ns = 0;  // CLOCK_MONOTONIC; 0: not told, and nothing of it is in the timeline
+  std::int64_t time_ns = 0;  // CLOCK_MONOTONIC; 0: not known, and the record is not in the timeline
 };
 
 struct Amount {
@@ -44,24 +45,23 @@ class Device {
  public:
   static constexpr std::size_t kClasses = 3;
 
-  // Before the first record, and for what the snapshot has: of class normal, or of their stream's.
+  // Before the first record, and for blocks of the snapshot: of class normal, or of their stream's class.
   void begin_with(std::uint64_t address, std::uint64_t bytes, std::uint64_t stream) {
     allocate({Action::kAllocate, 0, 0, 0, address, bytes, stream, 0});
   }
   void begin_with_reserved(std::uint64_t bytes) { reserved.add(bytes); }
 
-  // A stream of a class of its own: what is allocated on it is of that class, whichever thread does.
+  // A stream of a class of its own: allocations on the stream are of that class, for all threads.
   void name_stream(std::uint64_t stream, std::uint8_t client_class) { stream_classes_[stream] = client_class; }
 
-  // What a region should hold at most, 0: anything. Beyond it nothing fails; each time that it comes to hold more
-  // counts.
+  // The most that a region should hold, 0: no limit. Beyond the limit nothing fails; each crossing counts.
   void limit(std::uint32_t region, std::uint64_t bytes) { limits_[region].bytes = bytes; }
   std::uint64_t over_limit(std::uint32_t region) const {
     const auto found = limits_.find(region);
     return found == limits_.end() ? 0 : found->second.times;
   }
 
-  // Until the snapshot's own record has come, what the records tell is in the snapshot.
+  // Records before the snapshot's own record are part of the snapshot.
   void apply(const Record& record) {
     if (record.action == Action::kSnapshot) {
       begun_ = true;

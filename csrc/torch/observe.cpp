@@ -1,14 +1,14 @@
-// The PyTorch extension: what its CUDA caching allocator does, from its trace, into accounts that Python reads. Built
-// where it is used, against the PyTorch that is there (python/cudasched/torch/_extension.py), and called through
+// The PyTorch extension: the trace of PyTorch's CUDA caching allocator, counted into accounts that Python reads. Built
+// on the user's machine, against the installed PyTorch (python/cudasched/torch/_extension.py), and called through
 // ctypes.
 //
-// The allocator calls the tracker under its mutex, on whichever thread allocates: the tracker reads the thread's scope,
-// puts a record into a ring and returns. It calls nothing of PyTorch, takes no lock and no GIL. All else holds
+// The allocator calls the tracker under its mutex, on the allocating thread. The tracker reads the thread's scope, puts
+// a record into a ring and returns; it calls nothing of PyTorch, takes no lock and no GIL. All else holds
 // `accounts_lock`: calls of Python, and a thread that empties the ring, so that a program that never asks loses no
-// record. The cache is emptied by the engine's own thread, without the GIL (cudasched_use_cache in engine.h).
+// record. The engine's own thread empties the cache, without the GIL (cudasched_use_cache in engine.h).
 //
 // The child of a fork begins with nothing: another thread of the parent may have held the lock or changed the accounts,
-// and what is counted there is the parent's. PyTorch does not use CUDA in such a child.
+// and the counts are the parent's. PyTorch does not use CUDA in such a child.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <pthread.h>
 #include <time.h>
@@ -110,7 +110,7 @@ void drain(State& mine) {
 
 }  // namespace
 
-// What Python and the engine call; the library is compiled with all else hidden.
+// The functions for Python and the engine; the library is compiled with all else hidden.
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -123,11 +123,11 @@ struct cudasched_torch_totals {
   std::uint64_t class_bytes[3], class_peaks[3];
 };
 
-// Once a process. What the allocator has already is told by `begin_with`, between this and the first read, from a
-// snapshot that is taken after this.
+// Once a process. `begin_with` adds the allocator's present blocks, between this and the first read, from a snapshot
+// taken after this.
 void cudasched_torch_attach() {
   state();
-  pthread_atfork(nullptr, nullptr, [] { current_state.store(nullptr); });  // the parent's is left as it is
+  pthread_atfork(nullptr, nullptr, [] { current_state.store(nullptr); });  // the parent's is left unchanged
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](const auto& entry) { track(entry); });
 }
 
@@ -137,7 +137,7 @@ void cudasched_torch_begin_with(int device, std::uint64_t address, std::uint64_t
   mine.devices.at(static_cast<std::size_t>(device)).begin_with(address, bytes, stream);
 }
 
-// What there was is told. From here on a thread takes the records out of the ring.
+// The snapshot's blocks are counted. From here on a thread takes the records out of the ring.
 void cudasched_torch_begin() {
   State& mine = state();
   std::thread([&mine] {
@@ -245,7 +245,7 @@ int cudasched_torch_timeline(int device, cudasched_torch_point* out, int room) {
   return static_cast<int>(points.size());
 }
 
-// For cudasched_use_cache. What fails gives nothing back; the program that asks goes on without.
+// For cudasched_use_cache. A failure gives nothing back; the asking program goes on without.
 void cudasched_torch_release_cache(std::int32_t, void*) {
   try {
     c10::cuda::CUDACachingAllocator::emptyCache();

@@ -1,6 +1,6 @@
 // A bounded queue of small records between any number of writers and readers, without locks (each cell has a turn of
-// its own). A writer that finds it full counts the record as lost and goes on: it holds the allocator's mutex and waits
-// for no other thread. Any thread may call everything.
+// its own). Where the queue is full, a writer counts the record as lost and goes on, because it holds the allocator's
+// mutex. Any thread may call everything.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,6 @@
-// What was held when, by class and by region, in bounded memory: each point is the most of each amount in an interval,
-// and where there are too many points, each two become one and the interval is doubled. Pure: the caller says the time.
+// The memory held over time, by class and by region, in bounded memory. Each point is the maximum of each amount in an
+// interval. Where there are too many points, each two become one and the interval doubles. Pure: the caller says the
+// time.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +35,7 @@ class Timeline {
     return std::min<std::size_t>(region, kRegions - 1);
   }
 
-  // What is held from here on. Times that lie behind the last one's count as that one's.
+  // The memory held from here on. A time before the last point's counts as that point's.
   void add(const Point& now) {
     if (points_.empty()) {
       points_.push_back(now);
