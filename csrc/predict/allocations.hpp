@@ -1,9 +1,9 @@
-// Which addresses are, or have been, memory that CUDA knows: device, managed, pinned, reserved. That is how a word of a
-// parameter block is told to be a pointer. One bit for each 2 MiB of the address space, never cleared: an address that
-// was memory once is still no shape.
+// The addresses that are, or have been, memory known to CUDA: device, managed, pinned, reserved. They tell which words
+// of a parameter block are pointers. One bit for each 2 MiB of the address space, never cleared: an address that was
+// memory once is still no shape.
 //
-// contains() is two loads, from any thread. add() too may be called from any thread and allocates nothing (the bits lie
-// in 8 MiB of address space of which the kernel gives out what is touched).
+// contains() is two loads, from any thread. add() too may be called from any thread and allocates nothing: the bits lie
+// in 8 MiB of address space of which the kernel gives out the touched pages.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class Allocations {
   static constexpr int kAddressBits = 48;
 #endif
 
-  // No address lies outside these upper halves: what tells sizes from addresses without a look at the table.
+  // No address lies outside these upper halves, so they tell sizes from addresses without a look at the table.
   std::uint32_t lowest_half() const noexcept { return lowest_half_.load(std::memory_order_relaxed); }
   std::uint32_t highest_half() const noexcept { return highest_half_.load(std::memory_order_relaxed); }
 

@@ -34,8 +34,8 @@ void ScoreWindow::add(float score, bool over, float coverage) noexcept {
 
 float ScoreWindow::quantile(float coverage) const noexcept {
   const float level = std::clamp(coverage + shift_, 0.0F, 1.0F);
-  // The next launch is one more than the window has. Between two scores a straight line: to take the upper one would be
-  // to cover half a score too many, which is a percent of a small window.
+  // The next launch is one more than the window has. Between two scores a straight line: the upper one would cover half
+  // a score too many, which is a percent of a small window.
   const float rank = std::clamp(level * static_cast<float>(size_ + 1) - 1, 0.0F, static_cast<float>(size_ - 1));
   const auto below = static_cast<std::size_t>(rank);
   const auto above = std::min<std::size_t>(below + 1, size_ - 1U);

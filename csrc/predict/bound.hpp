@@ -1,13 +1,13 @@
-// How much longer than predicted may it take? An upper bound that a set share of launches stay within (90% unless
-// asked otherwise), learned on line by adaptive conformal prediction (Gibbs and Candes, 2021): the share's quantile
-// over the last kWindow scores of a group, at a level that moves up after each launch over its bound and down after
-// each within, so that the share holds in the long run whatever the durations do.
+// How much longer than predicted may a launch take? An upper bound that a set share of launches stay within (90% by
+// default), learned on line by adaptive conformal prediction (Gibbs and Candes, 2021). The bound is the share's
+// quantile over the last kWindow scores of a group. The quantile's level moves up after each launch over the bound and
+// down after each within. So the share holds in the long run for any durations.
 //
-// A score is log(measured / predicted). Groups: how long the launch was *predicted* to take (half octaves), whether
-// other work ran beside it, and how well its key was known. Where a key has its own spread, scores are in units of it:
-// a steady kernel and a noisy one of the same length then do not pay for each other. A bin's quantile is shrunk to that
-// of its stretch of bins, and that to the quantile of all bins, by how many scores it has: with a hundred, its own 90%
-// would be off by 3%. Before there are any, the bound is a guess.
+// A score is log(measured / predicted). Groups: the launch's *predicted* time (half octaves), whether other work ran
+// beside the launch, and how well its key was known. Where a key has its own spread, scores are in units of that
+// spread. So a steady kernel and a noisy one of the same length do not pay for each other. A bin's quantile is shrunk
+// to that of its stretch of bins, and that to the quantile of all bins, by the number of scores. With a hundred scores,
+// a bin's own 90% would be off by 3%. Before the first score, the bound is a guess.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -22,7 +22,7 @@ namespace cudasched::predict {
 
 inline constexpr float kDefaultCoverage = 0.9F;
 
-// What a prediction rested on.
+// The evidence behind a prediction.
 enum class Knowledge : std::uint8_t { kNew, kYoung, kKnown };  // no sample, one or two, three and more
 
 // The last scores and the level of one group.
@@ -65,8 +65,8 @@ class Bound {
   // The logarithm of bound over prediction; never negative. `scale` is 1 or the key's spread.
   float margin(Knowledge knowledge, bool busy, std::uint8_t bin, float scale) const noexcept;
 
-  // `log_ratio` is log(measured / predicted) of a launch, `over` whether it went over what margin() gave it under the
-  // same arguments.
+  // `log_ratio` is log(measured / predicted) of a launch, `over` whether the launch exceeded margin() of the same
+  // arguments.
   void add(Knowledge knowledge, bool busy, std::uint8_t bin, float scale, float log_ratio, bool over) noexcept;
 
   // Whether the bin has so few scores that more of its launches are worth timing.
@@ -77,8 +77,8 @@ class Bound {
   float coverage() const noexcept { return coverage_; }
 
   void save(StateWriter& out) const;
-  // For a bound without scores. Throws StateError. Scores of launches without a sample depend on what estimates them:
-  // of another base they are left out.
+  // For a bound without scores. Throws StateError. Scores of launches without a sample depend on the base that
+  // estimates them: those of another base are left out.
   void restore(StateReader& in, bool same_base);
 
  private:
@@ -88,7 +88,7 @@ class Bound {
     return (static_cast<std::size_t>(knowledge) * 2 + (busy ? 1 : 0)) * kWindows;
   }
 
-  // The bin's own and its stretch's: places after first_group(). That of all bins is the last.
+  // The windows of the bin and of its stretch: places after first_group(). The window of all bins is the last.
   static std::array<std::size_t, 2> windows_of(std::uint8_t bin) noexcept {
     return {bin, std::size_t{kBins} + bin / kStretch};
   }

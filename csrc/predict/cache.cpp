@@ -38,7 +38,7 @@ void CacheEntry::add(const Sample& sample) noexcept {
   }
   ++samples;
   if (sample.noise_of(measured_ns) > Sample::kLoud) {
-    // Towards the lower quarter of the samples, which what else adds time moves least.
+    // Towards the lower quarter of the samples, which other sources of time move least.
     const float step = sample.noise_ns * std::max(2 / static_cast<float>(samples), kLoudStep);
     const bool is_below = sample.ns + sample.low_ns < measured_ns;
     measured_log = std::log(std::max(measured_ns + step * (is_below ? -0.75F : 0.25F), Sample::kLeastNs));

@@ -1,15 +1,15 @@
-// What is known of each key: its launches, the estimate that it started from, and a robust running mean of what was
-// measured, in a fixed table without allocation.
+// Each key's history: its launches, its first estimate, and a robust running mean of the measured times, in a fixed
+// table without allocation.
 //
-// The first three samples give their median (one of them may have been interrupted by another process). Later ones
-// move the mean by a fifth of their distance, a distance that counts at most kOutlierLog, so that one bad sample moves
-// it by a tenth; three such samples in a row on the same side mean that the work has changed, and the key starts anew
-// with the last. Of samples with noise (sample.hpp) that is loud beside the duration the lower quarter counts, less
-// what that lies below the median by: noise has a floor, and what comes on top of it differs from program to program.
-// When the table is crowded, the key that was used least recently nearby gives way.
+// The first three samples give their median (one of them may have been interrupted by another process). Later ones move
+// the mean by a fifth of their distance. A distance counts at most kOutlierLog, so that one bad sample moves the mean
+// by a tenth. Three such samples in a row on the same side mean that the work has changed, and the key starts anew with
+// the last. Where noise (sample.hpp) is loud beside the duration, the lower quarter of the samples counts, corrected by
+// that quarter's distance from the median. Noise has a floor, and the part above the floor differs from program to
+// program. When the table is crowded, the least recently used key nearby gives way.
 //
-// A key may be one that launches share although their words differ (keys.hpp). Samples with other words than the
-// first are held against what the first lasted, and where one in three and more do not agree, the key is split.
+// Launches may share a key although their words differ (keys.hpp). Samples with other words than the first are compared
+// with the first one's duration. Where one in three and more do not agree, the key is split.
 //
 // Not thread-safe: the predictor's caller holds a lock.
 #pragma once
@@ -31,7 +31,7 @@ struct alignas(64) CacheEntry {
   static constexpr float kOutlierLog = 0.5F;
   static constexpr float kLoudStep = 0.03F;  // of the noise
   static constexpr float kOutlierNoise = 4;  // a sample is no outlier within so many standard deviations of its noise
-  // What launches of one key may differ by: what repeats do, and what is too short to matter.
+  // The differences allowed between launches of one key: those of repeats, and those too short to matter.
   static constexpr float kAlikeLog = 0.2F;
   static constexpr float kAlikeNs = 500;
 
@@ -40,10 +40,10 @@ struct alignas(64) CacheEntry {
   std::uint32_t last_use = 0;
   std::uint32_t samples = 0;
   std::uint16_t function = 0;  // index of its correction
-  std::uint16_t words = 0;     // of a shared key: a hash of those of its first sample; 0: not known
-  float base_log = 0;          // log of what trees, critical path or guess said, in ns
+  std::uint16_t words = 0;     // of a shared key: a hash of the first sample's words; 0: not known
+  float base_log = 0;          // log of the estimate by trees, critical path or guess, in ns
   float measured_log = 0;      // of the samples
-  float estimate_log = 0;      // what is predicted now, where there is a sample
+  float estimate_log = 0;      // the present prediction, where there is a sample
   float estimate_ns = 0;       // the same
   float bound_ns = 0;          // the last, beside no other work; 0: the estimate has changed since
   float spread = 0;            // mean distance of the samples from the estimate, as a logarithm
@@ -56,11 +56,11 @@ struct alignas(64) CacheEntry {
 
   void add(const Sample& sample) noexcept;
 
-  // Goes on with what another key has learned.
+  // Continues another key's history.
   void take_over(const CacheEntry& other) noexcept;
 
-  // Whether a launch of a shared key that had these words lasted what the key's launches last; splits the key after
-  // the third that did not, unless enough others did.
+  // Whether a launch of a shared key with these words took as long as the key's launches. Splits the key after the
+  // third that did not, unless enough others did.
   bool agrees(std::uint16_t sample_words, const Sample& sample) noexcept;
 };
 static_assert(sizeof(CacheEntry) == 64);
@@ -94,7 +94,7 @@ class Cache {
   // An entry for a key that is not there and is not 0.
   CacheEntry& make(std::uint64_t key) noexcept;
 
-  // Keys that mean the same in the next run, with what is worth keeping of them.
+  // Saves the keys that stay valid in the next run, with the parts of their history worth keeping.
   void save(StateWriter& out) const;
   // For a cache without keys. `launches` and `function` are every key's. Throws StateError.
   void restore(StateReader& in, std::uint32_t launches, std::uint16_t function);

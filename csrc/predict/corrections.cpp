@@ -8,7 +8,7 @@ namespace {
 constexpr float kLeastStep = 0.05F;                // of a mean
 constexpr std::uint32_t kMostSamples = 1'000'000;  // that are counted
 
-// By its noise over what one kernel's first launches of about one length differ by.
+// By the noise over the usual spread of one kernel's first launches of about one length.
 float weight_of(float noise) noexcept {
   constexpr float kUsualSpread = 0.15F;
   return kUsualSpread * kUsualSpread / (kUsualSpread * kUsualSpread + noise * noise);

@@ -1,6 +1,6 @@
-// What the base estimates of new keys (by trees, critical path or guess) were wrong by so far, as log(measured / base):
-// of each kernel its running mean and what it was nearby (nearby.hpp), of a new kernel that of its library as far as
-// its kernels agree (libraries.hpp). All graphs whose critical path is known are one.
+// The errors so far of the base estimates of new keys (by trees, critical path or guess), as log(measured / base). Each
+// kernel has a running mean and the errors nearby (nearby.hpp). A new kernel has its library's error, as far as the
+// library's kernels agree (libraries.hpp). All graphs whose critical path is known count as one.
 //
 // Means are kept between runs, by the kernels' identities. Not thread-safe: the predictor's caller holds a lock. Only
 // save() and restore() allocate.
@@ -20,7 +20,7 @@ namespace cudasched::predict {
 
 class Corrections {
  public:
-  static constexpr std::uint32_t kGraphs = kMaxFunctions;        // the index of what all graphs share
+  static constexpr std::uint32_t kGraphs = kMaxFunctions;        // the index that all graphs share
   static constexpr std::uint32_t kNameless = kMaxFunctions + 1;  // and of kernels without a number
   static constexpr std::uint32_t kUncorrected = kMaxFunctions + 2;
   static constexpr float kMostRatio = 4;  // of a logarithm: 55 times
@@ -47,11 +47,11 @@ class Corrections {
     return index < kMaxFunctions ? nearby_.about(index, base_log, mean) : mean;
   }
 
-  // A key without a sample took exp(log_ratio) times what the base said.
+  // A key without a sample took exp(log_ratio) times the base estimate.
   void add(std::uint32_t index, float base_log, float log_ratio, float noise) noexcept;
 
   void save(StateWriter& out) const;
-  // Throws StateError. Of another base only the functions' identities are taken over, and what graphs were wrong by.
+  // Throws StateError. Of another base only the functions' identities are taken over, and the errors of graphs.
   void restore(StateReader& in, bool same_base);
 
  private:

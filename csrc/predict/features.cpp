@@ -39,8 +39,7 @@ struct Sizes {
   }
 };
 
-// Two neighbours that are an address, of the device's memory or, in what the stack left in unfilled arrays, of the
-// host's.
+// Two neighbours that are an address, of the device's memory or, in stack contents of unfilled arrays, of the host's.
 bool is_address(std::uint32_t low, std::uint32_t high, const Allocations* allocations) noexcept {
   return is_pointer(low, high, allocations) || is_host_address(low, high);
 }
@@ -74,19 +73,19 @@ __attribute__((target("avx2"))) inline std::uint32_t lanes(__m256i mask) noexcep
   return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
 }
 
-// One more size, as Sizes::insert() does it.
+// One more size, as by Sizes::insert().
 __attribute__((target("avx2"))) inline __m256i inserted(__m256i greatest, __m256i word) noexcept {
   if (lanes(_mm256_cmpeq_epi32(greatest, word)) != 0) return greatest;
-  // What is less moves down by a place.
+  // Smaller sizes move down by a place.
   const __m256i above =
       _mm256_or_si256(_mm256_permutevar8x32_epi32(greatest, _mm256_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6)),
                       _mm256_setr_epi32(-1, 0, 0, 0, 0, 0, 0, 0));
   return _mm256_max_epu32(greatest, _mm256_min_epu32(above, word));
 }
 
-// Eight words at once and 64 at a time, so that few loops end where it is not foreseeable: what is no size is passed
-// over, addresses are looked for where the upper half may be one's, and only what is greater than the least of the
-// greatest is looked at by itself.
+// Eight words at once and 64 at a time, so that few loops have unpredictable ends. Words that are no size are passed
+// over, and addresses are searched only where the upper half may be one's. Only words greater than the least of the
+// greatest are examined one by one.
 __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std::uint32_t> words,
                                                             const Allocations* allocations, Sizes& sizes) noexcept {
   constexpr std::size_t kAtATime = 64;

@@ -1,12 +1,12 @@
-// What the trees see of a launch: one row of float32, from a Query alone.
+// A launch's features for the trees: one row of float32, from a Query alone.
 //
 // The one definition for training, evaluation and the launch path: Python gets it by `_core.launch_features`.
-// Logarithms are base 2 with straight lines between the powers of two: a tree asks only for order, and they cost a
-// nanosecond. Words of the parameter block enter free of order: the greatest distinct sizes among them (1 < word <
-// 2^28), how many there are, products. Pointers are out: on line Allocations knows them, in recorded data they are
-// zeros, and both give the same row; so are addresses of the host's. Where a kernel's block is known (work.hpp), the
-// sizes of its work stand beside them, or in place of all others: a long block is then not searched. Nothing here is
-// ever NaN.
+// Logarithms are base 2 with straight lines between the powers of two: a tree needs only the order, and such a
+// logarithm costs a nanosecond. Words of the parameter block enter free of order: the greatest distinct sizes among
+// them (1 < word < 2^28), their number, products. Pointers and host addresses are left out: Allocations knows pointers
+// on line, recorded data has zeros in their place, and both give the same row. Where a kernel's block is known
+// (work.hpp), the sizes of its work stand beside the words or in their place. A long block is then not searched.
+// Nothing here is ever NaN.
 //
 // The trees' margin is the natural logarithm of the duration in nanoseconds.
 //
@@ -77,11 +77,11 @@ inline constexpr std::array<std::string_view, 48> kFeatureNames{
 
 inline constexpr std::size_t kFeatureCount = kFeatureNames.size();
 
-// What keeps trees of `count` features of these names from answering for launches: "it lacks log_blocks"; empty where
-// nothing does. Trees without names go by their count. Allocates.
+// The reason why trees of `count` features of these names cannot answer for launches: "it lacks log_blocks"; empty
+// where they can. Trees without names go by their count. Allocates.
 std::string features_apart(std::span<const std::string> names, std::size_t count);
 
-// `row` has room for kFeatureCount values. Without `allocations`, what looks like an address is a pointer.
+// `row` has room for kFeatureCount values. Without `allocations`, a word that looks like an address is a pointer.
 void features(const Query& query, const Allocations* allocations, float* row) noexcept;
 
 }  // namespace cudasched::predict

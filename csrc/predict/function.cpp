@@ -51,7 +51,7 @@ std::string base_of(std::string_view name) {
   return last.empty() ? base : last;
 }
 
-// The outermost namespace, or what stands before the first underline or digit of a name without one: "at", "nvjet".
+// The outermost namespace, or the part before the first underline or digit of a name without one: "at", "nvjet".
 std::uint32_t library_of(std::string_view base) noexcept {
   while (!base.empty() && base[0] == '_') base.remove_prefix(1);
   std::uint64_t hash = kSeed;
@@ -66,7 +66,7 @@ std::uint64_t group_of(std::string_view base) noexcept {
   std::uint64_t hash = kSeed;
   bool after_digit = false;
   for (const char c : base) {
-    // "128x64" goes whole: the x between digits belongs to them.
+    // "128x64" goes whole, with the x between digits.
     const bool skip = is_digit(c) || (c == 'x' && after_digit);
     if (!skip) hash = mix(hash, static_cast<unsigned char>(c));
     after_digit = is_digit(c);
@@ -141,14 +141,14 @@ std::optional<Family> family_in(std::string_view text) noexcept {
 
 Family family_of(std::string_view base, std::string_view name) noexcept {
   if (base.substr(0, 7) == "triton_") return Family::kTriton;
-  // A CUTLASS kernel's base name says nothing: all is in its template arguments.
+  // A CUTLASS kernel's base name tells nothing: all is in the template arguments.
   if (base.find("cutlass") == std::string_view::npos) {
     if (const auto family = family_in(base)) return *family;
   }
   return family_in(name).value_or(Family::kOther);
 }
 
-// A number at `at`, which moves behind it; nothing if there is none or it is absurd.
+// A number at `at`, which moves behind the number; nothing if there is none or an absurd one.
 std::optional<std::uint32_t> number(std::string_view text, std::size_t& at) noexcept {
   std::uint32_t value = 0;
   const std::size_t start = at;
@@ -193,7 +193,7 @@ void read_tile(std::string_view name, NameTraits& traits) noexcept {
     const auto k = number(name, end);
     if (!k) return;
     const bool has_stages = end + 1 < name.size() && name[end] == 'x' && is_digit(name[end + 1]);
-    // "128x128_2": without a second x, what follows the line is no depth.
+    // "128x128_2": without a second x, the number after the line is no depth.
     if (!after_x && !has_stages) return;
     traits.tile[2] = static_cast<std::uint16_t>(*k);
     if (has_stages) {
@@ -294,8 +294,8 @@ std::string_view from_namespace(std::string_view base) noexcept {
   return base;
 }
 
-// What the names of libraries' kernels begin with, and what else betrays them: what origins.toml of cudasched.advise
-// says by patterns, whose examples a test holds these against. All lower case; '*' stands for any characters, '+' for
+// Beginnings of the names of libraries' kernels, and other signs in them: the patterns in origins.toml of
+// cudasched.advise, whose examples a test compares with these. All lower case; '*' stands for any characters, '+' for
 // letters, '?' for one character, '$' for the end of the name or numbers behind it.
 constexpr std::string_view kLibraryBeginnings =
     "nccl nvshmem cudnn implicit_convolve implicit_precomputed dgrad_ dgrad2d_ wgrad_ wgrad2d_ fprop_ fprop2d_ bn_fw_ "
@@ -360,7 +360,7 @@ bool is_library(std::string_view whole_base, std::string_view name) noexcept {
 std::string demangled(std::string_view mangled_name) {
   constexpr std::size_t kMostCharacters = 16'384;
   std::string text(mangled_name);
-  // What is not mangled may be read as a type: "f" as float.
+  // A name that is not mangled may be read as a type: "f" as float.
   if (!mangled_name.starts_with("_Z") || mangled_name.size() > kMostCharacters) return text;
   int status = 0;
   const std::unique_ptr<char, decltype(&std::free)> plain(abi::__cxa_demangle(text.c_str(), nullptr, nullptr, &status),

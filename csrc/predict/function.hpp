@@ -1,4 +1,4 @@
-// A kernel as the driver and its name describe it: read once when it is first seen, never changed.
+// A kernel by the driver's facts and its name: read once at the first launch, never changed.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace cudasched::predict {
 
-// What kind of work a kernel does, by its name. The numbers are a tree feature: they stay as they are.
+// A kernel's kind of work, by its name. The numbers are a tree feature and never change.
 enum class Family : std::uint8_t {
   kOther = 0,
   kGemm = 1,
@@ -25,7 +25,7 @@ enum class Family : std::uint8_t {
   kMemory = 13,  // fill, set
 };
 
-// What a kernel's name says about how it works; see traits_of().
+// Facts in a kernel's name about its way of working; see traits_of().
 struct NameTraits {
   std::uint64_t group = 0;            // hash of the demangled base name without template arguments and digits
   std::uint16_t tile[3] = {0, 0, 0};  // "128x256x64": M, N, K of a tile; 0 where the name has none
@@ -34,16 +34,16 @@ struct NameTraits {
   std::uint8_t vector_width = 0;      // elements a thread takes at once; 0 where the name does not say
   std::uint8_t family = 0;            // enum Family
   std::uint8_t layout = 0;            // of the parameter block; see work.hpp
-  bool is_collective = false;         // it waits for kernels of other GPUs: NCCL, NVSHMEM and other all-reduces
-  bool is_library = false;            // a library's, by its name: its launch shape is not the user's to change
-  std::uint32_t library = 0;          // hash of what the name begins with: a namespace, or a prefix as nvjet's
+  bool is_collective = false;         // waits for kernels of other GPUs: NCCL, NVSHMEM and other all-reduces
+  bool is_library = false;            // a library's, by its name: the user cannot change its launch shape
+  std::uint32_t library = 0;          // hash of the name's beginning: a namespace, or a prefix as nvjet's
 };
 
 struct Function {
   static constexpr std::uint32_t kMaxParameterBytes = 4096;
 
   std::uint64_t identity = 0;         // the same kernel has the same in every run: see identity_of(); never 0
-  std::uint32_t index = 0;            // dense, in the order in which this process met them
+  std::uint32_t index = 0;            // dense, in the order of their first launches
   std::uint32_t parameter_bytes = 0;  // of the block, at most kMaxParameterBytes; 0: unknown or none
   std::uint32_t registers = 0;        // a thread
   std::uint32_t local_bytes = 0;      // a thread
@@ -52,10 +52,11 @@ struct Function {
   NameTraits traits;
 };
 
-// The whole name with template arguments and parameters; as it is where it is not mangled or cannot be read. Allocates.
+// The whole name with template arguments and parameters; the input where that is not mangled or cannot be read.
+// Allocates.
 std::string demangled(std::string_view mangled_name);
 
-// Allocates; off the launch path. A name that cannot be demangled is read as it is. Never throws but std::bad_alloc.
+// Allocates; off the launch path. A name that cannot be demangled is read unchanged. Throws only std::bad_alloc.
 NameTraits traits_of(std::string_view mangled_name);
 
 // Hash of the mangled name and of the attributes that `function` has (not its index, traits and identity); never 0.

@@ -1,11 +1,11 @@
-// From a launch to the key of its history: which launches are predicted by what the others took.
+// From a launch to the key of its history: launches of one key are predicted by the times of the others.
 //
 // The key is the kernel, its geometry and the words of the parameter block that matter (words.hpp). Kernels whose work
 // shows in their geometry (elementwise, copies, indexing, fills; by name) share a key with all launches of one geometry
-// and first word, which is where sizes stand and never padding: what else differs is offsets, scalars and what the
-// stack held in padding and unfilled arrays. Other kernels, matrix products above all, never share: their sizes may
-// stand anywhere. Of lists of tensors and of PyTorch's reductions the key has the work alone (work.hpp): the rest of
-// their blocks is left over from earlier calls. Keys of kernels are the same in every run; none is 0.
+// and first word. The first word is a size and never padding. The other differences are offsets, scalars, and stack
+// contents in padding and unfilled arrays. Other kernels, matrix products above all, never share a key: their sizes may
+// stand anywhere. For lists of tensors and PyTorch's reductions the key has the work alone (work.hpp): the rest of
+// these blocks is left over from earlier calls. Keys of kernels are the same in every run; none is 0.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -66,7 +66,7 @@ class Keys {
   // By all words that matter.
   std::uint64_t own(const Query& query, std::uint64_t geometry) const noexcept;
 
-  // What a shared key remembers of the key that the words would give.
+  // A shared key's tag of the key that the words would give.
   static std::uint16_t tag_of(std::uint64_t own_key) noexcept { return static_cast<std::uint16_t>(own_key | 1); }
 
   // `critical_path_ns` is 0 where it is unknown. In this run alone, as handles are.

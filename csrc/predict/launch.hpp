@@ -1,4 +1,4 @@
-// A launch as the program asks the driver for it, and what else the predictor may know before it runs.
+// A launch as the program passes it to the driver, and the other facts that the predictor may use before the run.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ struct Residency {
   int max_threads_per_sm = 2048;
 };
 
-// What predict() is asked. `words` is the parameter block, copied, in units of 4 bytes; empty where it is not known.
+// The input of predict(). `words` is the parameter block, copied, in units of 4 bytes; empty where it is not known.
 struct Query {
   const Launch& launch;
   const Function* function = nullptr;  // null: a graph, or a driver that describes no functions
   std::span<const std::uint32_t> words;
   Residency residency;
-  bool busy = false;  // other work runs on the device beside it
+  bool busy = false;  // other work runs on the device beside the launch
 };
 
 }  // namespace cudasched::predict

@@ -1,10 +1,9 @@
-// What the first launches of kernels turn out to be, beside what the trees say of them: by library.
+// The measured times of kernels' first launches against the trees' estimates, by library.
 //
 // The trees may be off by the same factor for all kernels of a library that they were not trained on. But kernels of
 // one library are often wrong in both directions, and then a mean over them makes the next kernel's first launch worse.
-// So a library's mean is shrunk by its own evidence (James and Stein, 1961): by 1 - variance / (n mean^2), not below 0,
-// where n counts kernels, each with its first launch alone. Nothing is said of a library with fewer than
-// kLeast kernels.
+// So a library's mean is shrunk by its own evidence (James and Stein, 1961): by 1 - variance / (n mean^2), not below 0.
+// n counts kernels, each with its first launch alone. A library with fewer than kLeast kernels has no correction.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -35,7 +34,7 @@ struct Library {
     variance += step * (before * (log_ratio - mean) - variance);
   }
 
-  // What the next kernel's first launch is corrected by.
+  // The correction of the next kernel's first launch.
   float shrunk() const noexcept {
     if (count < kLeast || mean == 0) return 0;
     const float unbiased = variance * static_cast<float>(count) / static_cast<float>(count - 1);

@@ -1,9 +1,9 @@
-// What the first launches of one kernel turned out to be, beside what the trees said of them, by what the trees said.
+// The measured times of one kernel's first launches against the trees' estimates, by estimate.
 //
-// The trees are wrong of a kernel in another way at each size: by its tile at one end, by the memory at the other. So a
-// first launch is corrected by those of its kernel that were predicted to last about as long: their mean distances are
-// kept in bins of an eighth of a logarithm, and those up to two bins away count, the farther the less. The kernel's
-// mean over all sizes stands in where nothing is near.
+// The trees' error for a kernel differs with the size: by the kernel's tile at one end, by the memory at the other. So
+// a first launch is corrected by those of the same kernel with about the same predicted time. Mean distances are kept
+// in bins of an eighth of a logarithm, and bins up to two away count, the farther the less. The kernel's mean over all
+// sizes stands in where no launch is near.
 //
 // A fixed table of rows, each of kBins neighbouring bins of one kernel; a row that finds no free place takes one.
 // Nothing is kept between runs. Not thread-safe: the predictor's caller holds a lock. No allocation.
@@ -23,8 +23,8 @@ class Nearby {
   static constexpr float kBinLog = 0.125F;
   static constexpr float kMostCount = 16;  // that a bin's mean remembers
 
-  // A first launch of the kernel with this index: log(measured / base), where the base was exp(base_log) ns. It counts
-  // as `weight` launches that were measured without noise.
+  // A first launch of the kernel with this index: log(measured / base), where the base was exp(base_log) ns. The launch
+  // counts as `weight` launches that were measured without noise.
   void add(std::uint32_t function, float base_log, float log_ratio, float weight) noexcept {
     const std::uint32_t bin = bin_of(base_log);
     const std::uint32_t tag = tag_of(function, bin);
@@ -42,7 +42,7 @@ class Nearby {
     mine.mean[bin % kBins] += weight * (log_ratio - mine.mean[bin % kBins]) / count;
   }
 
-  // By what a first launch is to be corrected, where the kernel's mean over all sizes is `mean`.
+  // The correction of a first launch, where the kernel's mean over all sizes is `mean`.
   float about(std::uint32_t function, float base_log, float mean) const noexcept {
     const std::uint32_t middle = bin_of(base_log);
     float sum = mean;

@@ -42,7 +42,7 @@ Outlook outlook_of(const Query& query, std::int64_t duration_ns) noexcept {
 Level level_of(const Query& query, std::int64_t duration_ns) noexcept {
   constexpr double kWarningGain = 0.05;
   constexpr double kCriticalGain = 0.25;
-  constexpr double kHalf = 0.5;  // of what few blocks or a tail leave empty
+  constexpr double kHalf = 0.5;  // of the part that few blocks or a tail leave empty
   constexpr double kMostWavesWithTail = 8;
   constexpr double kEmptyKernelNs = 1'500;
   constexpr std::uint32_t kSpillBytes = 32;
@@ -66,7 +66,7 @@ Level level_of(const Query& query, std::int64_t duration_ns) noexcept {
   }
   if (duration_ns > 0) gain *= std::max(0.0, 1 - kEmptyKernelNs / static_cast<double>(duration_ns));
   if (gain < kWarningGain) return Level::kGood;
-  return std::round(1'000 * gain) >= 1'000 * kCriticalGain ? Level::kCritical : Level::kWarning;  // as it is said
+  return std::round(1'000 * gain) >= 1'000 * kCriticalGain ? Level::kCritical : Level::kWarning;  // as printed
 }
 
 // Nothing is ever taken out.

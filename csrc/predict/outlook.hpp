@@ -1,8 +1,8 @@
-// What a launch will make of the GPU, said before it runs and beside its time: how full it is, how hard it works, and
-// whether its shape is worth a change.
+// A launch's predicted use of the GPU, beside its time: how full the GPU is and how hard it works. Also whether the
+// launch's shape is worth a change.
 //
-// Arithmetic over what the predictor is asked and what it answers; occupancy is the driver's own. Nothing is learned.
-// No allocation, no lock; some 30 ns.
+// Arithmetic over the predictor's input and answer; occupancy is the driver's own. Nothing is learned. No allocation,
+// no lock; some 30 ns.
 #pragma once
 
 #include <array>
@@ -17,10 +17,10 @@ namespace cudasched::predict {
 // Shares are 0 to 1.
 struct Outlook {
   float occupancy = 0;         // threads resident of those that a full multiprocessor can hold
-  float waves = 0;             // blocks over what the device holds at once
+  float waves = 0;             // blocks over the blocks that the device holds at once
   float sm_utilisation = 0;    // up to one wave the multiprocessors that have a block; above, waves over whole waves
   float block_efficiency = 0;  // threads of a block over those of its warps
-  float bytes_per_s = 0;       // the least that it must move in the predicted time (work.hpp); 0: not known
+  float bytes_per_s = 0;       // the least bytes of the work over the predicted time (work.hpp); 0: not known
   float flops_per_s = 0;       // alike
 };
 
@@ -31,9 +31,9 @@ Outlook outlook_of(const Query& query, std::int64_t duration_ns) noexcept;
 enum class Level : std::uint8_t { kCritical, kWarning, kGood, kNotJudged };
 inline constexpr std::size_t kLevels = 4;
 
-// What is to be said of the launch's shape: by the rules of python/cudasched/advise/rules.py that the launch alone
-// decides (partial warps, few blocks, a tail, local memory), with their gains. Whether another block size would have a
-// better occupancy is left to that module. Libraries' kernels are not judged.
+// The judgement of the launch's shape, by the rules of python/cudasched/advise/rules.py that need the launch alone,
+// with their gains: partial warps, few blocks, a tail, local memory. That module alone judges whether another block
+// size would have a better occupancy. Libraries' kernels are not judged.
 Level level_of(const Query& query, std::int64_t duration_ns) noexcept;
 
 // The outlooks of a predictor's kernels, summed: each kernel in each launch shape counts once, up to kMostShapes.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kLeastLog = CacheEntry::kLeastLog;
 constexpr float kMostLog = CacheEntry::kMostLog;
-constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates about what short kernels last
+constexpr float kLeastBaseSpread = 0.06F;  // of corrected estimates around short kernels' times
 constexpr float kSpreadWeight = 6;         // samples of a key that weigh as much as kUsualSpread
 constexpr float kUsualSpread = 0.02F;      // of repeats
 constexpr float kLeastSpread = 0.004F;
@@ -79,7 +79,7 @@ Prediction Predictor::predict_new(const Query& query, const Place& place) noexce
     entry.take_over(shared);
     return answer(entry, true, query.busy);
   }
-  CacheEntry& entry = cache_.make(place.key);  // first: the trees would drive what was just searched out of reach
+  CacheEntry& entry = cache_.make(place.key);  // first: the trees would evict the entry just found from the caches
   entry.base_log = base_log_of(query);
   entry.function = Corrections::index_of(function);
   entry.persistent = function != nullptr;
@@ -115,7 +115,7 @@ Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_pat
   if (CacheEntry* const entry = cache_.find(key)) return answer(*entry, true, busy);
   CacheEntry& entry = cache_.make(key);
   entry.base_log = log_of(critical_path_ns > 0 ? critical_path_ns : kUnknownGraphNs);
-  // What unknown graphs last says nothing of those whose critical path is known.
+  // Times of unknown graphs tell nothing about graphs whose critical path is known.
   entry.function = static_cast<std::uint16_t>(critical_path_ns > 0 ? Corrections::kGraphs : Corrections::kUncorrected);
   return answer(entry, false, busy);
 }
@@ -125,10 +125,10 @@ void Predictor::refresh(CacheEntry& entry) const noexcept {
   if (entry.samples == 0) {
     log = entry.base_log + corrections_.log(entry.function, entry.base_log);
   } else {
-    // By the mean over all sizes: what is known of launches nearby has this key's own first sample in it.
+    // By the mean over all sizes: the errors nearby include this key's own first sample.
     const float corrected = entry.base_log + corrections_.mean_log(entry.function);
-    // What the function suggests weighs as many samples as it deserves: by the noise of a sample over what the
-    // suggestion is off by, of which what the samples' own noise explains is not counted.
+    // The function's suggestion weighs as many samples as it deserves: by the noise of a sample over the suggestion's
+    // error. The part of that error that the samples' own noise explains is not counted.
     const auto samples = static_cast<float>(entry.samples);
     const float distance = corrected - entry.measured_log;
     const float noise = noise_ns_ / std::exp(entry.measured_log);
@@ -149,7 +149,7 @@ Prediction Predictor::answer(CacheEntry& entry, bool hit, bool busy) noexcept {
   prediction.busy = busy;
   prediction.wants_sample = sampling_.wants(entry, bound_, busy);
   ++entry.launches;
-  // The bound moves slowly, and its exponential is half of what a hit costs.
+  // The bound moves slowly, and its exponential is half of a hit's cost.
   if (prediction.wants_sample || busy || entry.bound_ns == 0 || entry.samples < Sampling::kFirst ||
       entry.launches % kBoundPeriod == 0) {
     estimate(entry, prediction);
@@ -185,8 +185,8 @@ void Predictor::estimate(CacheEntry& entry, Prediction& prediction) const noexce
   if (!prediction.busy) entry.bound_ns = bound_ns;
 }
 
-// What is left of a margin that was learned from noisy samples. The noise adds to the spread as squares do; some of it
-// stays, because a spread has other tails than the noise. Of launches that are short beside the noise all of it stays:
+// The rest of a margin that was learned from noisy samples. The noise adds to the spread as squares do; a part stays,
+// because a spread has other tails than the noise. For launches that are short beside the noise all of the noise stays:
 // their estimates are noisy too. The share was chosen on the sweeps (docs/training.md).
 float Predictor::without_noise(float margin, float estimate_ns) const noexcept {
   constexpr float kTail = 1.35F;  // of the noise: its 90% over its standard deviation
@@ -210,7 +210,7 @@ void Predictor::learn(const Prediction& prediction, const Sample& sample, bool o
   if (overlapped) return;
   CacheEntry* const entry = cache_.find(prediction.key);
   const std::uint32_t function = prediction.function_index;
-  // A key that fell out of the cache was known once; nothing is known of what it was then.
+  // A key that fell out of the cache was known once, but its state then is lost.
   if (prediction.is_whole && (entry == nullptr || entry->samples == 0)) {
     corrections_.add(function, prediction.base_log, sample.log_over(prediction.base_log),
                      sample.noise_of(std::exp(prediction.estimate_log)));
@@ -218,7 +218,7 @@ void Predictor::learn(const Prediction& prediction, const Sample& sample, bool o
   if (entry == nullptr || entry->is_split) return;
   if (prediction.own_key != 0) sampling_.answered();
   if (prediction.own_key != 0 && !entry->agrees(Keys::tag_of(prediction.own_key), sample)) {
-    // It will be asked for if the key is split.
+    // This entry will be used if the key is split.
     CacheEntry* own = cache_.find(prediction.own_key);
     if (own == nullptr) {
       own = &cache_.make(prediction.own_key);
@@ -273,7 +273,7 @@ std::vector<std::byte> Predictor::save() const {
 
 void Predictor::restore(std::span<const std::byte> state) {
   StateReader in(state);
-  // What another model was wrong by says nothing of this one.
+  // Another model's errors tell nothing about this one.
   const bool same_base = in.take<std::uint64_t>("model") == base_identity();
   const auto corrections = std::make_unique<Corrections>();
   const auto cache = std::make_unique<Cache>();

@@ -1,7 +1,7 @@
-// A measured duration, with what the measurement may be wrong by.
+// A measured duration and the measurement's error.
 //
-// CUPTI gives the time on the device to a few nanoseconds. Two CUDA events around a launch give more than its kernel
-// takes (`event_sample`), by an amount that varies: of a kernel of 1 us a single sample is wrong by 15 to 40%. So short
+// CUPTI gives the time on the device to a few nanoseconds. Two CUDA events around a launch give more than the kernel's
+// time (`event_sample`), by an amount that varies. For a kernel of 1 us a single sample is wrong by 15 to 40%. So short
 // kernels are averaged in nanoseconds, not in logarithms, over more samples.
 #pragma once
 
@@ -18,7 +18,7 @@ struct Sample {
 
   float ns = 0;        // may be anything, also below 0; true in the median
   float noise_ns = 0;  // standard deviation; 0: none to speak of
-  float low_ns = 0;    // by so much the lower quarter of such samples lies below their median
+  float low_ns = 0;    // the distance of such samples' lower quarter below their median
 
   // The noise as a share of a duration.
   float noise_of(float duration_ns) const noexcept { return noise_ns / duration_ns; }
@@ -37,22 +37,22 @@ struct Sample {
   }
 };
 
-// What two events around a launch gave.
+// The measurement of two events around a launch.
 struct Elapsed {
   std::int64_t ns = 0;
-  // Of a launch that the GPU waited for, since it had nothing before it: what the launch call took on the host, which
-  // is between the events, too. 0: the GPU had the launch in its queue.
+  // Where the GPU was idle and waited for the launch: the call's time on the host, which is between the events, too. 0:
+  // the GPU had the launch in its queue.
   std::int64_t call_ns = 0;
 };
 
-// What events add to a kernel, and what that varies by, as measured on an H200 (docs/training.md, "What events add"):
-// in the queue 2.2 to 3.3 us, with a floor that is alike in all programs; to a launch call nearly always the same.
+// The time that events add to a kernel, and its variation, as measured on an H200 (docs/training.md). In the queue they
+// add 2.2 to 3.3 us, with a floor that is alike in all programs; beside a launch call nearly always the same.
 inline constexpr std::int64_t kQueuedEventsNs = 2'690;
 inline constexpr std::int64_t kEventsBesideCallNs = 1'110;
 inline constexpr float kQueuedNoiseNs = 380;
 inline constexpr float kCallNoiseNs = 150;
 
-// What they say of the kernel.
+// The kernel's time by two events.
 inline Sample event_sample(const Elapsed& elapsed) noexcept {
   if (elapsed.call_ns == 0) return {static_cast<float>(elapsed.ns - kQueuedEventsNs), kQueuedNoiseNs, 150};
   return {static_cast<float>(elapsed.ns - elapsed.call_ns - kEventsBesideCallNs), kCallNoiseNs, 80};

@@ -1,6 +1,6 @@
-// Which launches are worth timing: the first three of a key, then one in kPeriod of all others (in kEarlyPeriod until
-// the bound knows launches of their length; all of a shared key in doubt), drawn, so that what the bound learns from
-// them is true of them all, however often their keys come.
+// Which launches are worth timing: the first three of a key, then one in kPeriod of all others. One in kEarlyPeriod
+// until the bound knows launches of their length; all of a shared key in doubt. They are drawn at random, so that the
+// bound holds for all launches, however often their keys come.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation.
 #pragma once
@@ -36,13 +36,13 @@ class Sampling {
     return true;
   }
 
-  // Whatever the key, with the same chance within a group of the bound, so that what the group learns is true of it.
+  // The chance is the same for all keys within a group of the bound, so that the samples represent the group.
   bool draw(const CacheEntry& entry, const Bound& bound, bool busy) noexcept {
     constexpr std::uint64_t kAll = std::uint64_t{1} << 32;
     draw_ = draw_ * 1'664'525 + 1'013'904'223;
     if (draw_ >= kAll / kEarlyPeriod) return false;
     if (draw_ < kAll / kPeriod) return true;
-    // Where nothing can be measured the bound stays as it is, and asking more would be in vain.
+    // Where nothing can be measured the bound does not change, and more samples would be in vain.
     if (early_draws_ == kMostEarlyDraws) return false;
     if (!bound.is_young(Knowledge::kKnown, busy, Bound::bin_of(entry.estimate_log))) return false;
     ++early_draws_;

@@ -1,8 +1,8 @@
-// How the predictor's state is written for the next run: a few fixed-size fields in the machine's order, framed by a
-// magic number, a version, the length and a checksum that any changed byte changes.
+// The format of the predictor's state for the next run: a few fixed-size fields in the machine's byte order. A magic
+// number, a version, the length and a checksum that any changed byte changes frame the fields.
 //
-// Cold. What is wrong with a state throws StateError; nothing is believed before the whole frame was checked, and each
-// value is held against its bounds again when it is read.
+// Cold. A fault in a state throws StateError. The whole frame is checked before any value is used, and each value is
+// checked against its bounds when read.
 #pragma once
 
 #include <cmath>

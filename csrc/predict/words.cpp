@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kLargeBits = 28;
 constexpr std::uint32_t kLargeLimit = 1U << kLargeBits;
-// The upper halves of is_host_address(), and of what looks like a pointer.
+// The upper halves of is_host_address(), and of words that look like a pointer.
 constexpr std::uint32_t kLeastUpperHalf = kProgramHalf;
 constexpr std::uint32_t kMostUpperHalf = kMappedHalf + 0xfff;
 
@@ -30,7 +30,7 @@ constexpr auto kHashKeys = [] {
   return keys;
 }();
 
-// What counts of a word.
+// The part of a word that counts.
 std::uint32_t coarse(std::uint32_t word) noexcept { return std::min(word, kLargeLimit); }
 
 std::uint32_t wide(std::int8_t mask) noexcept { return static_cast<std::uint32_t>(std::int32_t{mask}); }
@@ -119,7 +119,7 @@ std::int8_t* Words::take(std::size_t bytes) noexcept {
 }
 
 void Words::meet(const Function& function, std::span<const std::uint32_t> words) noexcept {
-  // A second function under one number would be a fault of the caller: it has no mask either.
+  // A second function under one number would be a fault of the caller, and has no mask either.
   if (function.index >= kMaxFunctions || records_[function.index].identity != 0) {
     ++without_room_;
     return;
@@ -146,7 +146,7 @@ std::uint64_t Words::masked_sum(std::span<const std::uint32_t> words, const std:
   if (whole < count) {
     std::array<std::uint32_t, kStep> rest{};
     std::copy(words.begin() + whole, words.end(), rest.begin());
-    // The mask has room for whole steps; what it says of words that are not there says nothing.
+    // The mask has room for whole steps; its bits beyond the last word do not matter.
     sum += sum_products_(rest.data(), mask + whole, kHashKeys.data() + whole, kStep);
   }
   return sum;
@@ -185,7 +185,7 @@ bool Words::mask_pointers(const Function& function, std::span<const std::uint32_
 
 bool Words::mask_pointers(std::span<const std::uint32_t> words, std::int8_t* mask) const noexcept {
   const auto count = static_cast<std::uint32_t>(words.size());
-  // What has neither's upper half at an odd place is not looked at.
+  // Words without such an upper half at an odd place are not examined.
   std::uint32_t least = kLeastUpperHalf;
   std::uint32_t most = kMostUpperHalf;
   if (allocations_ != nullptr && allocations_->lowest_half() <= allocations_->highest_half()) {

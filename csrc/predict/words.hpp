@@ -1,17 +1,16 @@
 // Which words of a kernel's parameter block belong to its prediction key.
 //
-// The key has the whole block, less words of pointers (Allocations knows them; without Allocations, what looks like an
-// address) and what is an address of the host's: stack garbage in unfilled arrays. A word that held a pointer once is
-// out from then on. Of a word that is too large for a size (2^28 and more: floats, magic numbers of divisions, low
-// halves of addresses) only that counts, not its value: launches that differ in it alone last the same. A constant
-// costs nothing there and says nothing, and the day it changes (the K of a GEMM after a long run of one K) the key is
-// another at once. sum() is one pass over the block, a universal hash (NH of Black et al., 1999) of 8 bytes a
-// multiplication, the same in every run.
+// The key has the whole block, less pointers and addresses of the host's (stack garbage in unfilled arrays).
+// Allocations knows pointers; without Allocations, words that look like an address are pointers. A word that held a
+// pointer once is out from then on. Of a word that is too large for a size only that fact counts, not the value:
+// launches that differ only there last the same. Such words (2^28 and more) are floats, magic numbers of divisions, low
+// halves of addresses. A constant word does no harm in the key. When that constant changes (the K of a GEMM after a
+// long run of one K), the key changes at once. sum() is one pass over the block: a universal hash (NH of Black et al.,
+// 1999), 8 bytes a multiplication, the same in every run.
 //
-// Masks are stored in an arena of reserved address space that has room for kMaxFunctions blocks of the greatest length,
-// of which the kernel gives out what is touched. A function beyond that number, or one whose mask finds no room, is
-// looked at anew at each launch: all its words but pointers count, so that no launch takes another's key. Such
-// functions are counted.
+// Masks are stored in an arena of reserved address space for kMaxFunctions blocks of the greatest length. The kernel
+// gives out only the touched pages. A function beyond that number, or one whose mask finds no room, is examined at each
+// launch. All its words but pointers count, so that no launch takes another's key. Such functions are counted.
 //
 // Not thread-safe: the predictor's caller holds a lock. No allocation and no system call after construction.
 #pragma once
@@ -40,14 +39,15 @@ inline bool is_pointer(std::uint32_t low, std::uint32_t high, const Allocations*
   if (allocations != nullptr) {
     return high >> (Allocations::kAddressBits - 32) == 0 && allocations->contains(std::uint64_t{high} << 32 | low);
   }
-  // The region that Linux maps from, which is where CUDA puts unified addresses. Two sizes side by side look like that
-  // only if the first is over a million and the second between 28,672 and 32,767 (61,440 and 65,535 on arm64).
+  // The region that Linux maps from, where CUDA puts unified addresses. Two sizes side by side look like that only if
+  // the first is over a million and the second in a narrow range. That range is 28,672 to 32,767 (61,440 to 65,535 on
+  // arm64).
   return high >> 12 == kMappedHalf >> 12 && low >> 20 != 0;
 }
 
-// Whether two neighbours are an address of the program's own code, stack, heap or mappings: nothing that a kernel
-// reads, but what an unfilled array holds. The ranges are those where Linux puts them; on x86-64 a size of 32,256 to
-// 32,767 or 21,760 to 22,271 after one of a million and more looks like it.
+// Whether two neighbours are an address of the program's own code, stack, heap or mappings. No kernel reads such words;
+// unfilled arrays hold them. The ranges are those of Linux. On x86-64 a size of 32,256 to 32,767 or 21,760 to 22,271
+// after one of a million and more looks like such an address.
 inline bool is_host_address(std::uint32_t low, std::uint32_t high) noexcept {
   constexpr std::uint32_t kLast = kMappedHalf + 0xe00;
   return (high - kLast < 0x200 || high - kProgramHalf < 0x200) && low >> 20 != 0;
@@ -62,7 +62,7 @@ class Words {
   Words(const Words&) = delete;
   Words& operator=(const Words&) = delete;
 
-  // Must outlive this; null: what looks like an address is a pointer.
+  // Must outlive this object; null: a word that looks like an address is a pointer.
   void use_allocations(const Allocations* allocations) noexcept { allocations_ = allocations; }
 
   // Whether the function has a mask of its own.
@@ -73,7 +73,7 @@ class Words {
   // The function's first launch.
   void meet(const Function& function, std::span<const std::uint32_t> words) noexcept;
 
-  // The first word, or 0 if it is out; for blocks that are not empty.
+  // The first word, or 0 if that is masked; for blocks that are not empty.
   std::uint32_t first(const Function& function, std::span<const std::uint32_t> words) const noexcept;
 
   // The words' part of the key.
@@ -101,7 +101,7 @@ class Words {
   std::uint64_t masked_sum(std::span<const std::uint32_t> words, const std::int8_t* mask) const noexcept;
   bool mask_pointers(std::span<const std::uint32_t> words, std::int8_t* mask) const noexcept;
 
-  SumProducts* sum_products_;  // by what the processor has
+  SumProducts* sum_products_;  // the version for this processor
   std::uint64_t (*between_)(const std::uint32_t* words, std::uint32_t count, std::uint32_t least,
                             std::uint32_t most) noexcept;
   const Allocations* allocations_ = nullptr;

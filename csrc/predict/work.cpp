@@ -30,11 +30,11 @@ struct Places {
 // `gap` bytes a tensor, then, a byte a block, which tensor the block works on.
 struct TensorList {
   std::uint16_t depth = 0;
-  std::uint16_t tensors = 0;  // that there is room for; 0: it is no such list
+  std::uint16_t tensors = 0;  // the room for tensors; 0: no such list
   std::uint16_t gap = 0;
 };
 
-// What is done with the sizes; see work_of().
+// The use of the sizes; see work_of().
 enum class Kind : std::uint8_t { kUnknown, kProduct, kConvolution, kReads, kReadsAndWrites };
 
 struct Layout {
@@ -46,7 +46,7 @@ struct Layout {
   Places k;
   bool has_tensor_maps = false;
   TensorList list;
-  std::uint16_t reduction = 0;  // word at which the configuration of a PyTorch reduction begins; 0: it is none
+  std::uint16_t reduction = 0;  // word at which the configuration of a PyTorch reduction begins; 0: none
   bool is_all = false;          // the block's other words are left over, or follow from these
   Kind kind = Kind::kUnknown;
 };
@@ -93,7 +93,7 @@ constexpr Layout tensors(std::string_view name, TensorList list) { return {name,
 // Of two that fit a name the first counts, but entries of one name go by the block's length.
 constexpr Layout kLayouts[] = {
     {"", 1, 0, {}, {}, {}, false, {}},
-    // What adds up the parts of a split product or convolution has its sizes, and little of its work.
+    // A kernel that adds up the parts of a split product or convolution has its sizes, and little of its work.
     convolution("execute_split_k_kernel", 600, 1000, 26, Kind::kUnknown),
     convolution("execute_split_k_kernel", 200, 380, 14, Kind::kUnknown),
     matrices("execute_split_k_kernel", 588, 16, Kind::kUnknown),
@@ -182,8 +182,8 @@ WorkSizes of_tensor_maps(std::span<const std::uint32_t> words) noexcept {
   return sizes;
 }
 
-// The number of elements of each tensor that the launch works on, 8 bytes each; empty where the list does not hold
-// together. What earlier launches left beyond the last block's tensor is not this launch's.
+// The number of elements of each tensor that the launch works on, 8 bytes each; empty where the list is inconsistent.
+// Entries beyond the last block's tensor are left over from earlier launches.
 std::span<const std::uint32_t> elements_of(const TensorList& list, std::span<const std::uint32_t> words,
                                            std::uint64_t blocks) noexcept {
   const std::size_t first = std::size_t{2} * list.depth * list.tensors;
@@ -215,8 +215,8 @@ std::uint64_t key_of(std::span<const std::uint32_t> words) noexcept {
   return hash;
 }
 
-// ReduceConfig of PyTorch: 16 words, of which one is a truth value of a byte; then the offset calculator of the input:
-// how many dimensions, a size with two numbers for its division each, and from a fixed place on a stride each.
+// ReduceConfig of PyTorch: 16 words, of which one is a truth value of a byte. Then the offset calculator of the input:
+// the number of dimensions, a size with two numbers for its division each, and from a fixed place on a stride each.
 std::uint64_t key_of_reduction(std::size_t begin, std::span<const std::uint32_t> words) noexcept {
   constexpr std::size_t kConfiguration = 16;
   constexpr std::size_t kTruth = 14;

@@ -14,8 +14,8 @@
 namespace cudasched::predict::trees {
 namespace {
 
-// One node's 64 bytes out of 2^kLevel, for each lane by the turns it took. The latest turn is used last, so that the
-// processor can do most of this before it is known.
+// One node's 64 bytes out of 2^kLevel, for each lane by its turns. The latest turn is used last, so that the processor
+// can do most of this before that turn is known.
 template <int kLevel>
 CUDASCHED_AVX512_INLINE __m512i choose(const std::uint8_t* nodes, const __mmask64* turned_right) {
   constexpr std::size_t kStride = 2 * kLanes;
@@ -50,7 +50,7 @@ struct Leaves {
 };
 
 // Takes the last turn of each tree and adds its leaf, one after the other as XGBoost does. The sum waits four cycles
-// for each addition, and in these the last turn costs nothing, where lanes would read all splits of the largest level.
+// for each addition, in which the last turn costs nothing. Lanes would read all splits of the largest level.
 template <int kDepth>
 CUDASCHED_AVX512_INLINE float add_last(float sum, const Leaves& of, std::size_t first, std::size_t count) {
 #pragma GCC unroll 8

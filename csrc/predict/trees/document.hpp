@@ -1,13 +1,13 @@
 // A JSON or UBJSON document as a tree of values, read whole and strictly, within hard bounds on size and depth.
 //
-// JSON is RFC 8259 without a byte order mark, and NaN, Infinity and -Infinity where a number may stand, because XGBoost
-// writes them; who uses a number looks whether it is finite. UBJSON is the part that XGBoost writes: arrays with a
-// count, with a type or with an end mark, objects with an end mark. Both refuse, with the byte's offset: input that
-// ends early or goes on after the value, a key that comes twice, a decimal number beyond float32's range, arrays of
-// numbers and other things mixed, and whatever exceeds the bounds below. Memory follows what is read, never what a
-// count promises.
+// JSON is RFC 8259 without a byte order mark, with NaN, Infinity and -Infinity as numbers, because XGBoost writes them.
+// The user of a number checks that it is finite. UBJSON is the part that XGBoost writes: arrays with a count, with a
+// type or with an end mark, objects with an end mark. Both refuse, with the byte's offset: input that ends early or
+// goes on after the value, a key that comes twice, a decimal number beyond float32's range. Also arrays that mix
+// numbers and other values, and input beyond the bounds below. Memory follows the bytes read, never a count in the
+// input.
 //
-// Cold: it runs once, when a model is loaded. Throws ModelError and std::bad_alloc.
+// Cold: runs once, when a model is loaded. Throws ModelError and std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ using Numbers = std::vector<Number>;
 using Array = std::vector<Value>;
 using Object = std::vector<Member>;
 
-// An empty array is an Array of none, unless its type says that it holds numbers.
+// An empty array is an Array without values, unless its type is one of numbers.
 struct Value {
   std::variant<std::monostate, bool, Number, std::string, Numbers, Array, Object> content;
 };
@@ -56,7 +56,7 @@ Value read_ubjson(std::string_view bytes);
 // Tells the two apart: after `{`, UBJSON as XGBoost writes it has a length's type, JSON a quote, a brace or a blank.
 Value read_document(std::string_view bytes);
 
-// What the two readers share: the position, the bounds and the words of a refusal.
+// The shared part of the two readers: the position, the bounds and the text of a refusal.
 class Cursor {
  public:
   Cursor(std::string_view bytes, const char* format);

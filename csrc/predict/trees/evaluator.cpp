@@ -100,7 +100,7 @@ std::unique_ptr<const Evaluator> make_portable(const Model& model) {
   return std::make_unique<PortableWalk<kDepth>>(model);
 }
 
-// Why this model cannot be walked so; nothing if it can.
+// Why these instructions cannot walk the model; nothing if they can.
 std::optional<std::string> obstacle(const Model& model, Isa isa) {
   if (!can_run(isa)) return std::string("this processor has no ") + name_of(isa);
   switch (isa) {

@@ -1,4 +1,4 @@
-// From a row of float32 features to the model's margin, bit for bit as XGBoost adds it up, in about 100 ns.
+// From a row of float32 features to the model's margin, bit for bit as XGBoost's sum, in about 100 ns.
 //
 // One interface over four walks through the trees; which one a machine and a model can have is asked at run time:
 //   kNodes       node after node; any depth. For trees that are deeper than kMaxHeapDepth.
@@ -8,8 +8,8 @@
 //                64 trees walk side by side, one a byte lane; at each level the lane's node is chosen from all nodes
 //                of the level by the turns taken so far, its feature's byte is fetched by a byte permute and compared.
 //                Needs at most 255 thresholds a feature and kMaxSlots slots.
-// A slot is a feature together with the side on which its missing values go; a missing value becomes a value that is
-// on that side of every threshold, so the walks know nothing of NaN.
+// A slot is a feature together with the side on which its missing values go. A missing value becomes a value that is on
+// that side of every threshold, so the walks know nothing of NaN.
 //
 // margin() allocates nothing, takes no lock and makes no system call; an evaluator is immutable, so any number of
 // threads may ask it. Making one throws ModelError.
@@ -72,7 +72,7 @@ class Evaluator {
   std::string gpu_;
 };
 
-// Whether this processor and this system can run it.
+// Whether this processor and this system can run these instructions.
 bool can_run(Isa isa) noexcept;
 
 // Whether make_evaluator(model, isa) has one.
@@ -81,10 +81,11 @@ bool can_walk(const Model& model, Isa isa);
 // The fastest that the machine and the model allow.
 std::unique_ptr<const Evaluator> make_evaluator(const Model& model);
 
-// That one; throws ModelError, which says why, where the machine or the model does not allow it.
+// The evaluator of that kind; throws ModelError with the reason where the machine or the model does not allow that
+// kind.
 std::unique_ptr<const Evaluator> make_evaluator(const Model& model, Isa isa);
 
-// Reads a saved model and replays the rows that it carries: one other bit in a margin, and it throws ModelError.
+// Reads a saved model and replays the rows in the file. Throws ModelError if one bit of a margin differs.
 std::unique_ptr<const Evaluator> load_evaluator(const std::string& path);
 
 // Throws ModelError if a row's margin differs in a bit from the one saved with it.

@@ -1,11 +1,12 @@
-// What each feature adds to a row's margin: exact Shapley values of the trees, path-dependent (TreeSHAP), in double.
+// Each feature's contribution to a row's margin: exact Shapley values of the trees, path-dependent (TreeSHAP), in
+// double.
 //
-// A coalition of features knows its members' values; at a split of any other feature it takes both ways, by the share
-// of training weight (cover) that went each. A leaf's value under coalition S is a product over the features of its
-// path: one where the feature is in S and the row stays on the path, `share` where it is not in S. A Shapley value is
-// the mean over t in [0, 1] of the change that the feature makes when every other one is in S with chance t; each
-// product is then a polynomial in t of the path's length less one, which Gauss-Legendre quadrature integrates without
-// error.
+// A coalition of features knows its members' values. At a split of any other feature, both ways count, by the share of
+// training weight (cover) that went each way. A leaf's value under coalition S is a product over the features of its
+// path. The factor is one where the feature is in S and the row stays on the path, and `share` where the feature is not
+// in S. A Shapley value is the mean over t in [0, 1] of the feature's change when every other one is in S with chance
+// t. Each product is then a polynomial in t of the path's length less one, which Gauss-Legendre quadrature integrates
+// without error.
 //
 // The contributions and the bias, which is the mean over the training rows, add up to the margin.
 //
@@ -35,7 +36,7 @@ class Explainer {
   void contributions(const float* row, double* out) const;
 
  private:
-  // What a path asks of one feature: the row stays on it iff first <= order_key(value) < last, or stays_missing.
+  // A path's condition on one feature: the row stays on it iff first <= order_key(value) < last, or stays_missing.
   struct Condition {
     double share = 1;
     std::uint32_t first = 0;

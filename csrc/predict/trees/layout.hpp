@@ -1,4 +1,4 @@
-// How the walks lie in memory: the slots of a row, perfect heaps of floats, and byte lanes with their bins.
+// The memory layouts of the walks: the slots of a row, perfect heaps of floats, and byte lanes with their bins.
 //
 // Built once from a Model; read by the walks, never changed.
 #pragma once
@@ -21,8 +21,8 @@ inline constexpr std::size_t kMaxSlots = 128;       // of the byte walks
 inline constexpr std::size_t kMaxThresholds = 255;  // of a feature, for the byte walks
 inline constexpr int kLanes = 64;
 
-// The order in which perfect heaps of one depth hold a tree: what stands at a place, with leaves pushed down to the
-// last level. `place` counts from the root: the left child of i is 2i + 1, the right one 2i + 2.
+// The order of a tree in perfect heaps of one depth: the node at each place, with leaves pushed down to the last level.
+// `place` counts from the root: the left child of i is 2i + 1, the right one 2i + 2.
 struct HeapNode {
   const Node* split = nullptr;  // null below a leaf
   float leaf = 0;               // where split is null
@@ -77,8 +77,8 @@ struct KeyHeaps {
   std::vector<float> leaves;         // 2^depth a tree, from left to right
 };
 
-// Trees in lanes of bytes. A block is 64 trees; of a level, node i (bit k of i is the turn taken at level k, 1 for
-// right) has 64 slots, then 64 thresholds, one a tree. A row goes right iff bin > threshold.
+// Trees in lanes of bytes. A block is 64 trees. Of a level, node i has 64 slots, then 64 thresholds, one a tree; bit k
+// of i is the turn taken at level k, 1 for right. A row goes right iff bin > threshold.
 struct ByteLanes {
   // A feature's thresholds in ascending order, in 16 runs of 16, with the last of each run in front; NaN where there
   // are none. bin = how many are <= the value, found in two comparisons of 16.

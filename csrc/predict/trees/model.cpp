@@ -61,7 +61,7 @@ class Field {
 
   Field item(std::size_t index) const { return {array()[index], path_ + "[" + std::to_string(index) + "]"}; }
 
-  // A field that is not known could change what the others mean.
+  // An unknown field could change the meaning of the others.
   void allow_only(std::initializer_list<std::string_view> keys) const {
     for (const Member& member : object()) {
       if (std::find(keys.begin(), keys.end(), member.key) == keys.end()) {

@@ -1,23 +1,23 @@
-// A model of gradient-boosted trees, and the strict importer of what XGBoost 2.1 to 3.x saves (JSON and UBJSON).
+// A model of gradient-boosted trees, and the strict importer of models saved by XGBoost 2.1 to 3.x (JSON and UBJSON).
 //
-// What it means. margin(row) = base_score + the trees' leaves, added one after the other in the model's order in
-// float32; another order is another number. At a split, a row goes left iff row[feature] < threshold in float32; where
-// the value is missing (NaN), by default_left. The links of the supported objectives are the identity: the margin is
-// the prediction.
+// Meaning. margin(row) = base_score + the trees' leaves, added one after the other in the model's order in float32;
+// another order is another number. At a split, a row goes left iff row[feature] < threshold in float32; where the value
+// is missing (NaN), by default_left. The links of the supported objectives are the identity: the margin is the
+// prediction.
 //
-// What the file looks like. Numbers in tree_param, gbtree_model_param and learner_model_param are strings; base_score
-// is in output space, from 3.1 in brackets, and a list of one. A node is a leaf iff left_children is -1, and its value
-// stands in split_conditions. Nodes that pruning deleted stay in the arrays; num_deleted counts them and no child names
-// them. best_iteration among the attributes is ignored, as XGBoost's Booster does.
+// The file. Numbers in tree_param, gbtree_model_param and learner_model_param are strings; base_score is in output
+// space, from 3.1 in brackets, and a list of one. A node is a leaf iff left_children is -1, and its value stands in
+// split_conditions. Nodes that pruning deleted stay in the arrays; num_deleted counts them and no child names them.
+// best_iteration among the attributes is ignored, as XGBoost's Booster does.
 //
-// What is refused, by name: boosters other than gbtree, objectives other than the four below (quantiles: one alone),
-// several classes or targets, categorical features and splits, vector leaves, other versions, fields that this does not
-// know; and whatever does not hold together: sizes that differ, children out of range, nodes reached twice or never,
-// features that do not exist, numbers that are not finite.
+// Refused by name: boosters other than gbtree, objectives other than the four below (quantiles: one alone), several
+// classes or targets. Also categorical features and splits, vector leaves, other versions, unknown fields. Refused as
+// inconsistent: sizes that differ, children out of range, nodes reached twice or never, features that do not exist,
+// numbers that are not finite.
 //
 // Of the attributes `cudasched_architecture` and `cudasched_gpu` are read (training/train.py), all others ignored.
 //
-// A model may carry rows and their margins, which prove at load that this machine computes what the trainer did:
+// A model may carry rows and their margins, which prove at load that this machine computes the trainer's margins:
 //   {"cudasched": 1, "model": <XGBoost's file>, "rows": [[bits, ...], ...], "margins": [bits, ...]}
 // Each value is the integer that has the float32's bits, so NaN and the last digit survive.
 //
@@ -59,7 +59,7 @@ struct Model {
   std::vector<Tree> trees;
   std::vector<std::string> feature_names;  // none, or one a feature
   std::string objective;
-  std::string architecture;  // that it was trained for, "sm_90", and on which GPU; empty: it does not say
+  std::string architecture;  // of the training, "sm_90", and its GPU; empty: the model does not say
   std::string gpu;
 
   int depth() const noexcept;
@@ -74,7 +74,7 @@ struct SavedModel {
   std::vector<float> margins;  // one a row
 };
 
-// `name` is what messages call the file.
+// `name` is the file's name in messages.
 SavedModel import_model(std::string_view bytes, const std::string& name);
 
 // Reads the file; does not replay its rows (load_evaluator in evaluator.hpp does).
