@@ -1,5 +1,5 @@
-// What the kernels of flash attention share beside their products: exponentials, and what a row of scores is shifted
-// by.
+// The shared parts of the flash attention kernels beside their products: exponentials, and the shift of a row of
+// scores.
 #pragma once
 
 #include "common.cuh"
@@ -19,10 +19,10 @@ __device__ __forceinline__ float exponential2(float value) {
 #endif
 }
 
-// The same by multiplications and additions alone, which other units compute: 2^n by the exponent's bits, the rest by a
-// polynomial, within 3e-6 of itself. For values up to 127; of NaN it is NaN.
+// The same by multiplications and additions alone, which other units compute. 2^n comes from the exponent's bits, the
+// rest from a polynomial, within a relative error of 3e-6. For values up to 127; NaN gives NaN.
 __device__ __forceinline__ float exponential2_by_polynomial(float value) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with it has no fraction
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a sum with this constant has no fraction
   const float rounded = value + kRound;
   const float rest = value - (rounded - kRound);
   float made = fmaf(0.00957010142f, rest, 0.0559178603f);
@@ -33,7 +33,7 @@ __device__ __forceinline__ float exponential2_by_polynomial(float value) {
   return value < -126.0f ? 0.0f : made;
 }
 
-// What is taken from the scores of a row, times scale2. Where nothing has been seen yet, the difference of two
+// The value that is subtracted from the scores of a row, times scale2. Before the first score, the difference of two
 // infinities would be NaN.
 __device__ __forceinline__ float shift_of(float maximum, float scale2) {
   return maximum == Maximum::neutral() ? 0.0f : maximum * scale2;

@@ -1,9 +1,9 @@
-// What the kernels share: element types, vector loads and stores with cache hints, reductions over a warp and over the
-// warps of a row.
+// The kernels' shared parts: element types, vector loads and stores with cache hints, reductions over a warp and over
+// the warps of a row.
 //
 // The files of this room include nothing of CUDA's headers, which NVRTC would parse anew for each of thousands of
-// configurations. Each kernel is one extern "C" function whose parameters are macros: its .toml beside it lists them
-// (docs/tuning.md). They compile for sm_80 and later, and for a host by tests/csrc/kernels/emulate.hpp.
+// configurations. Each kernel is one extern "C" function whose parameters are macros: the .toml beside the kernel lists
+// these (docs/tuning.md). Kernels compile for sm_80 and later, and for a host by tests/csrc/kernels/emulate.hpp.
 #pragma once
 
 #define TYPE_FP32 0
@@ -140,8 +140,8 @@ __device__ __forceinline__ float reduce_warp(float value) {
   return value;
 }
 
-// The same for the `Warps` warps of a row, each of which gets the result. All threads of the block call it, also those
-// of rows beyond the end. `scratch` holds `Warps` floats of this row alone, and is free again when it returns.
+// The same for the `Warps` warps of a row, each of which gets the result. All threads of the block call reduce_row,
+// also those of rows beyond the end. `scratch` holds `Warps` floats of this row alone, and is free again at the return.
 template <typename Operation, int Warps>
 __device__ __forceinline__ float reduce_row(float value, float* scratch, int warp, int lane) {
   value = reduce_warp<Operation>(value);

@@ -3,18 +3,18 @@
 // last.
 //
 // It is a matrix product of the pixels of y (m of them, images * out_height * out_width) and the filters, over k = rows
-// * columns * channels; the matrix of patches is never made: a thread copies chunks of eight channels of pixels that it
-// works out itself. It knows the corners of its pixels' patches from the beginning, and from step to step the place in
-// the patch moves on by additions.
+// * columns * channels. The matrix of patches is never made: a thread copies chunks of eight channels of pixels whose
+//   places it computes itself. The corners of a thread's patches are known from the beginning, and from step to step
+//   the place in the patch moves on by additions.
 //
 // Parameters: TYPE (TYPE_FP16, TYPE_BF16); TILE_M pixels and TILE_N filters a block; TILE_K; WARPS_M, WARPS_N; STAGES
 // (2 or more); SPLIT_K: how many blocks share the work of a tile, each over a part of k; ORDER: 0 neighbouring blocks
 // are filters of the same pixels, 1 pixels; CHUNK: 8 where channels are a multiple of 8, else 1, which copies element
-// by element; MIN_BLOCKS, what the compiler keeps registers for.
+// by element; MIN_BLOCKS, the blocks that the compiler leaves registers for.
 //
-// With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on which was last. workspace: SPLIT_K * tiles * TILE_M * TILE_N floats, and then an unsigned
-// for each tile, zero before the first launch and after each. Not used with SPLIT_K = 1.
+// With SPLIT_K > 1 each block leaves its part in `workspace`. The last block of a tile adds the parts in order, so that
+// the result does not depend on which was last. workspace: SPLIT_K * tiles * TILE_M * TILE_N floats, and then an
+// unsigned for each tile, zero before the first launch and after each. Not used with SPLIT_K = 1.
 #include "conv2d.cuh"
 #include "corner.cuh"
 
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   int slot_before = STAGES - 1;
   for (int step = 0; step < work.steps; ++step) {
     wait_for_copies<STAGES - 2>();
-    __syncthreads();  // the tiles are there, and nobody reads those of the step before any more
+    __syncthreads();  // the tiles are there, and no thread reads those of the step before any more
     if (step + STAGES - 1 < work.steps) {
       unsigned char* to = shared + slot_before * kStageBytes;
       loader.next(to, to + kTileBytesA);

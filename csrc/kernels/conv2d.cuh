@@ -1,7 +1,7 @@
-// What the convolutions share: which part of the work a block has, the pixels of a patch, copying chunks of patches and
-// filters into tiles, and what becomes of the sums. A patch is what one pixel of y is made of.
+// The convolutions' shared parts: a block's part of the work, the pixels of a patch, the copies of chunks into tiles,
+// and the stores of the sums. A patch is the part of x that makes one pixel of y.
 //
-// Parameters (macros): TYPE, TILE_M, TILE_N, TILE_K, SPLIT_K, ORDER, CHUNK; conv2d.cu says what they are.
+// Parameters (macros): TYPE, TILE_M, TILE_N, TILE_K, SPLIT_K, ORDER, CHUNK; conv2d.cu explains these.
 #pragma once
 
 #include "common.cuh"
@@ -33,7 +33,7 @@ struct Convolution {
   int stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x;
 };
 
-// Where in a patch a chunk is. It moves on with the steps over k.
+// A chunk's place in a patch, which moves on with the steps over k.
 struct Place {
   __device__ __forceinline__ Place(int k, const Convolution& of) {
     const int spot = k / of.channels;
@@ -84,7 +84,7 @@ __device__ __forceinline__ long long shift_of(const Place& place, const Convolut
          place.channel;
 }
 
-// As copy_async<16>, by the L1 as well: what neighbouring pixels share of their patches may be found there.
+// As copy_async<16>, through the L1 as well, which may hold the shared parts of neighbouring pixels' patches.
 __device__ __forceinline__ void copy_async_by_l1(void* shared, const void* global, int valid) {
 #ifdef EMULATED
   copy_async<16>(shared, global, valid);
@@ -148,7 +148,7 @@ class Loader {
     return w_ + static_cast<long long>(filter_ + i * kStep) * depth_ + k_;
   }
 
-  // Compiled small: it is bound by its loads, and there may be many copies a thread.
+  // Compiled small: the loop is bound by its loads, and there may be many copies a thread.
   __device__ __forceinline__ void by_elements(unsigned char* tile_a, unsigned char* tile_b) {
 #pragma unroll
     for (int i = 0; i < kCopiesA; ++i) {
@@ -199,12 +199,12 @@ struct Work {
   int steps;  // below 1 where nothing is left for this block
 };
 
-// Adds the parts of a tile where several blocks have them; false in all but the last of these, which has the sums. A
-// thread has `Quads` fragments of four sums each, at at(i).
+// Adds the parts of a tile that several blocks share; false in all but the last of these, which has the sums. A thread
+// has `Quads` fragments of four sums each, at at(i).
 template <int Threads, int Quads, typename At>
 __device__ __forceinline__ bool add_parts(float* workspace, int tile, At&& at) {
   if constexpr (SPLIT_K > 1) {
-    // Parts are kept as the threads have them: the last block's threads have them alike.
+    // Parts are stored in the threads' order, which is the same in the last block.
     const long long all = static_cast<long long>(gridDim.x) * Quads * Threads;
     float4* part = reinterpret_cast<float4*>(workspace) + static_cast<long long>(tile) * Quads * Threads + threadIdx.x;
 #pragma unroll
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool add_parts(float* workspace, int tile, At&& at) {
   return true;
 }
 
-// What is added to the two sums of a lane from `filter` on.
+// The bias for the two sums of a lane from `filter` on.
 __device__ __forceinline__ void add_bias(float (&added)[2], const Element* bias, int filter, int filters) {
   if (bias == nullptr) return;
 #pragma unroll

@@ -1,8 +1,8 @@
 // conv2d.cu on Hopper's tensor cores (wgmma), for sm_90a: the same arguments, the same results.
 //
 // A warpgroup makes 64 * PARTS pixels of the tile, a block GROUPS times as many. Copies are those of sm_80 (cp.async),
-// by all threads: a tile of patches is no box of x that could be copied as a whole. With LATE they are worked out while
-// the tensor cores are busy.
+// by all threads: a tile of patches is no box of x that could be copied as a whole. With LATE their addresses are
+// computed while the tensor cores are busy.
 //
 // Parameters: TYPE, SPLIT_K, ORDER, CHUNK, MIN_BLOCKS as in conv2d.cu; GROUPS, PARTS; TILE_M = 64 * GROUPS * PARTS;
 // TILE_N (64, 128, 256); TILE_K = 64; PENDING: of how many steps products stay under way while the next one begins (0,
@@ -29,7 +29,7 @@ static_assert(kAhead >= 1, "one tile arrives while one is used, and with PENDING
 
 }  // namespace
 
-// As conv2d.cu has it. Dynamic shared memory: 1,024 bytes, and STAGES * (TILE_M + TILE_N) * 64 elements, or with
+// Arguments as in conv2d.cu. Dynamic shared memory: 1,024 bytes, and STAGES * (TILE_M + TILE_N) * 64 elements, or with
 // OUT_BY_SHARED TILE_M * TILE_N if that is more. workspace likewise.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     conv2d_sm90(Element* __restrict__ y, const Element* __restrict__ x, const Element* __restrict__ w,

@@ -3,16 +3,16 @@
 // query i sees keys 0 to i.
 //
 // A block makes TILE_Q rows of out, a warp TILE_Q / WARPS of them, and walks over the keys in tiles of TILE_K. For each
-// tile it computes the scores in registers, rescales what it has so far to the new maxima, and adds the tile's part:
-// the scores are at once the fragments of the second product. Keys and values arrive by asynchronous copies in rings of
-// STAGES tiles; a tile of keys is given up as soon as the scores are there, so that the next one arrives during the
+// tile the block computes the scores in registers, rescales its sums to the new maxima, and adds the tile's part: the
+// scores are at once the fragments of the second product. Keys and values arrive by asynchronous copies in rings of
+// STAGES tiles. A tile of keys is given up as soon as the scores are there, so that the next one arrives during the
 // second product.
 //
 // Parameters: TYPE (TYPE_FP16, TYPE_BF16); HEAD, the head size (a multiple of 16 whose rows are 64 bytes or whole 128
 // bytes); CAUSAL; TILE_Q; TILE_K; WARPS; STAGES; QUERIES_IN: where the queries are, 0 in shared memory, 1 in registers,
 // by way of the memory of the rings, 2 in registers, by way of memory of their own, which costs no time at the
 // beginning; RESCALE: whether a row's sums are rescaled 0 for each tile, 1 where its maximum has grown; ORDER: 0
-// neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, what the compiler keeps registers for.
+// neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, the blocks that the compiler leaves registers for.
 //
 // flash_attention_sm90.cu is the same for sm_90a, with the arguments of this one.
 #include "attention.cuh"
@@ -121,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     __syncthreads();
   }
 
-  // One group of copies a tile of keys or values, in turns, also where there is none left: what is waited for below is
-  // always the oldest of 2 * STAGES - 1. The queries belong to the first.
+  // One group of copies a tile of keys or values, in turns, also where there is none left: the waits below are always
+  // for the oldest of 2 * STAGES - 1. The queries belong to the first.
 #pragma unroll
   for (int stage = 0; stage < STAGES; ++stage) {
     if (stage < tiles) fetch<TILE_K>(ring_k + stage * kTileBytesK, k, k_row, stage * TILE_K, keys);
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   for (int tile = 0; tile < tiles; ++tile) {
     const int key0 = tile * TILE_K;
     wait_for_copies<2 * STAGES - 2>();
-    __syncthreads();  // the keys are there, and nobody reads the values of the tile before any more
+    __syncthreads();  // the keys are there, and no thread reads the values of the tile before any more
     if (tile + STAGES - 1 < tiles) {
       fetch<TILE_K>(ring_v + slot_before * kTileBytesK, v, v_row, key0 + (STAGES - 1) * TILE_K, keys);
     }
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     }
 
     wait_for_copies<2 * STAGES - 2>();
-    __syncthreads();  // the values are there, and nobody reads the keys any more
+    __syncthreads();  // the values are there, and no thread reads the keys any more
     if (tile + STAGES < tiles) fetch<TILE_K>(ring_k + slot * kTileBytesK, k, k_row, key0 + STAGES * TILE_K, keys);
     commit_copies();
 
@@ -268,7 +268,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     slot = slot + 1 == STAGES ? 0 : slot + 1;
   }
 
-  // The rows of out, by way of shared memory, so that they are written 16 bytes at a time.
+  // The rows of out go through shared memory, for writes of 16 bytes at a time.
   wait_for_copies<0>();
   __syncthreads();
 #pragma unroll

@@ -3,15 +3,15 @@
 // A warpgroup makes 64 rows of out, a block GROUPS of them. The scores of the next tile of keys are computed while the
 // current tile's values are multiplied (Shah and others, 2024, "FlashAttention-3"): the exponentials of the one hide
 // behind the products of the other. Both read keys and values from shared memory by descriptors; the weights stay in
-// registers, where the scores were. Copies are those of sm_80 (cp.async), by all threads: strides are free, what is
-// beyond the end is zeros, and no warp is there for them alone.
+// registers, where the scores were. Copies are those of sm_80 (cp.async), by all threads: strides are free, rows beyond
+// the end are zeros, and no warp is reserved for copies.
 //
 // Parameters: TYPE (TYPE_FP16, TYPE_BF16); HEAD (64, 128); CAUSAL; GROUPS (1 to 4); TILE_K (a multiple of 16, 32 to
-// 192); STAGES (2 or more); ORDER: 0 neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, what the compiler
-// keeps registers for. RESCALE: whether a row's sums are rescaled 0 for each tile, 1 where a maximum of the warp has
-// grown, 2 where one has grown so much that weights would overflow (Dao, 2025, "FlashAttention-4"). POLYNOMIAL: of so
-// many exponentials about one is computed by a polynomial, for the special function units are slower than the tensor
-// cores; 0: none. LATE: whether the copies of a step begin 0 before its products, 1 behind them.
+// 192); STAGES (2 or more); ORDER: 0 neighbouring blocks are tiles of one head, 1 heads; MIN_BLOCKS, the blocks that
+// the compiler leaves registers for. RESCALE: whether a row's sums are rescaled 0 for each tile, 1 where a maximum of
+// the warp has grown, 2 where one has grown so much that weights would overflow (Dao, 2025, "FlashAttention-4").
+// POLYNOMIAL: of so many exponentials about one is computed by a polynomial, for the special function units are slower
+// than the tensor cores; 0: none. LATE: whether the copies of a step begin 0 before its products, 1 behind them.
 #include "attention.cuh"
 #include "common.cuh"
 #include "hopper.cuh"
@@ -36,12 +36,12 @@ constexpr int kStep = kThreads / kChunks;  // rows of a tile that all threads co
 constexpr int kBytesQ = kTileQ * HEAD * static_cast<int>(sizeof(Element));
 constexpr int kBytesK = TILE_K * HEAD * static_cast<int>(sizeof(Element));
 constexpr int kBoxColumns = kBoxBytes / static_cast<int>(sizeof(Element));
-constexpr int kSlices = kBoxColumns / kDepth<Type>;  // of a box: what one product takes
+constexpr int kSlices = kBoxColumns / kDepth<Type>;  // of a box: the depth of one product
 constexpr unsigned kEightRows = 8 * kBoxBytes;
 constexpr int kAlignment = 1024;
 static_assert(HEAD == 64 || HEAD == 128, "whole boxes, and sums that fit the registers");
 static_assert(TILE_K % 16 == 0 && TILE_K >= 32 && TILE_K <= 192, "the products that there are");
-constexpr float kLeeway = 8.0f;  // a weight is at most two to the power of this: far from what fp16 ends at
+constexpr float kLeeway = 8.0f;  // a weight is at most two to the power of this: far from fp16's largest number
 static_assert(STAGES >= 2, "one tile arrives while another is used");
 
 // A tile of `Rows` rows is HEAD / 64 boxes of 64 columns, one after another.
@@ -88,21 +88,21 @@ __device__ __forceinline__ void begin_sums(float (&sums)[HEAD / 2], const Fragme
   commit_products();
 }
 
-// The rows lane / 4 and 8 below of what a warp has.
+// The rows lane / 4 and 8 below of a warp's part.
 struct Rows {
   float maxima[2];
   float totals[2];
 };
 
-// Two to the power of what becomes the weight at place `i`, the first of a pair.
+// Two to the power of `value`, the weight at place `i`, the first of a pair.
 __device__ __forceinline__ float exponential_of(int i, float value) {
   constexpr int kPairs = POLYNOMIAL > 0 ? POLYNOMIAL / 2 : 1;
   if (POLYNOMIAL > 0 && i / 4 % kPairs == 0) return exponential2_by_polynomial(value);
   return exponential2(value);
 }
 
-// Makes weights of scores, and says by what the sums so far are to be multiplied. Keys from `end` on, and with CAUSAL
-// those behind a row's own place, weigh nothing.
+// Makes weights of scores; `fade` gets the factors for the sums so far. Keys from `end` on, and with CAUSAL those
+// behind a row's own place, weigh nothing.
 __device__ __forceinline__ void weigh(float (&scores)[TILE_K / 2], Rows& rows, float (&fade)[2], float scale2, int key0,
                                       int keys, int row, int first_row, int lane) {
   if (key0 + TILE_K > keys || (CAUSAL && key0 + TILE_K > first_row + 1)) {
@@ -156,8 +156,8 @@ __device__ __forceinline__ void meet_copies() {
 
 }  // namespace
 
-// As flash_attention.cu has it, with tiles of 64 * GROUPS queries. Dynamic shared memory: 1,024 bytes, and GROUPS * 64
-// + 2 * STAGES * TILE_K rows of HEAD elements.
+// Arguments as in flash_attention.cu, with tiles of 64 * GROUPS queries. Dynamic shared memory: 1,024 bytes, and GROUPS
+// * 64 + 2 * STAGES * TILE_K rows of HEAD elements.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     flash_attention_sm90(Element* __restrict__ out, float* __restrict__ lse, const Element* __restrict__ q,
                          const Element* __restrict__ k, const Element* __restrict__ v, int queries, int keys, int group,
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     for (int tile = 0; tile < tiles - 1; ++tile) {
       const int slot_next = slot + 1 == STAGES ? 0 : slot + 1;
       wait_for_copies<STAGES - 2>();
-      meet_copies();  // nobody reads this tile's keys, nor the values before, any more
+      meet_copies();  // no thread reads this tile's keys, nor the values before, any more
       const auto fetch_ahead = [&](int tile, int slot, int slot_before) {
         const int ahead = tile + STAGES;
         if (ahead < tiles) fetch<TILE_K>(ring_k + slot * kBytesK, k, k_row, ahead * TILE_K, keys);
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     hold(sums);
   }
 
-  // The rows of out, by way of the queries' memory, so that they are written 16 bytes at a time.
+  // The rows of out go through the queries' memory, for writes of 16 bytes at a time.
   wait_for_copies<0>();
   __syncthreads();
 #pragma unroll

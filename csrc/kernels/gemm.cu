@@ -1,22 +1,22 @@
 // C = A * B in fp32 on the SIMT cores; A is m x k, B k x n, C m x n, all row-major.
 //
-// A block makes a tile of TILE_M x TILE_N, a thread THREAD_M x THREAD_N of it, whose columns are quads that lie
-// TILE_N / (THREAD_N / 4) apart. LANES_N lanes of a warp lie along the columns and the others along the rows, so that
-// what a warp reads of shared memory for one step of k is as near as may be the same number of rows and of columns:
-// lanes that read the same quad read it once, and shared memory is as busy as the multipliers.
+// A block makes a tile of TILE_M x TILE_N, a thread THREAD_M x THREAD_N of it, whose columns are quads that lie TILE_N
+// / (THREAD_N / 4) apart. LANES_N lanes of a warp lie along the columns and the others along the rows. So a warp's
+// reads of shared memory for one step of k have about the same number of rows and of columns. Lanes that read the same
+// quad read it once, and shared memory is as busy as the multipliers.
 //
-// BUFFERS says how A and B get there. 1 and 2: the next TILE_K columns of A and rows of B are loaded into registers
-// while the current ones are used, and A is turned on its way to shared memory; one tile there with two barriers a
-// step, or two with one. 3 and more: by cp.async, BUFFERS - 1 tiles ahead, and neither registers nor instructions are
-// spent on it; A stays in rows, of which a thread reads quads along k, and a swizzle keeps them free of bank conflicts.
+// BUFFERS decides how A and B get there. 1 and 2: the next TILE_K columns of A and rows of B are loaded into registers
+// while the current ones are used, and A is turned on its way to shared memory. One tile there with two barriers a
+// step, or two with one. 3 and more: by cp.async, BUFFERS - 1 tiles ahead, without registers or instructions for the
+// loads. A stays in rows, of which a thread reads quads along k, and a swizzle keeps the rows free of bank conflicts.
 //
 // Parameters: TILE_M, TILE_N, TILE_K, THREAD_M, THREAD_N (multiples of 4), LANES_N, BUFFERS; GROUP: rows of tiles that
 // neighbouring blocks share, for the L2; SPLIT_K: how many blocks share the work of a tile, each over a part of k;
 // MIN_BLOCKS; ALIGNED: m, n and k are multiples of the tile, else of 4 (k and n).
 //
-// With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on which was last. workspace: SPLIT_K * m * n floats, and then an unsigned for each tile, zero
-// before the first launch and after each. Not used with SPLIT_K = 1.
+// With SPLIT_K > 1 each block leaves its part in `workspace`. The last block of a tile adds the parts in order, so that
+// the result does not depend on which was last. workspace: SPLIT_K * m * n floats, and then an unsigned for each tile,
+// zero before the first launch and after each. Not used with SPLIT_K = 1.
 #include "common.cuh"
 #include "gemm.cuh"
 #include "last_block.cuh"
@@ -100,8 +100,8 @@ __device__ __forceinline__ void put(const Staged& staged, float* tile_a, float* 
   }
 }
 
-// What a thread copies of each tile: quads of one column, in rows that lie as many apart as the threads hold. Copies
-// are begun tile after tile.
+// A thread's copies of each tile: quads of one column, in rows that lie as many apart as the threads hold. Copies are
+// begun tile after tile.
 class Copier {
  public:
   __device__ __forceinline__ Copier(const float* a, const float* b, int row0, int column0, int k0, int m, int n, int k)

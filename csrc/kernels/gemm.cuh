@@ -1,4 +1,4 @@
-// What the matrix products share: in which order blocks take the tiles of C.
+// The order in which the blocks of a matrix product take the tiles of C.
 #pragma once
 
 namespace cudasched::kernels {

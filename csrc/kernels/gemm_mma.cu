@@ -1,13 +1,13 @@
 // C = A * B on the tensor cores by mma.sync, for sm_80 and later; A is m x k, B k x n, C m x n, all row-major.
 //
 // A block makes a tile of TILE_M x TILE_N, its WARPS_M x WARPS_N warps equal parts of it. STAGES tiles of A and B are
-// in shared memory or on their way there by cp.async: while one is multiplied, the STAGES - 1 behind it are loaded. A
-// warp loads the fragments of the next 32 bytes of depth while it multiplies the current ones, across tiles too.
+// in shared memory or on their way there by cp.async. While one is multiplied, the STAGES - 1 tiles behind are loaded.
+// A warp loads the fragments of the next 32 bytes of depth while it multiplies the current ones, across tiles too.
 //
-// How B gets from rows to the columns that mma.sync takes depends on the type. fp16 and bf16: ldmatrix turns them.
-// tf32, which ldmatrix cannot turn: single words. int8: ldmatrix turns pairs of columns, of which a byte permutation
-// makes one fragment of the even columns and one of the odd ones, so that a thread has four columns of C next to each
-// other. Each has a swizzle of its own for B that keeps it free of bank conflicts.
+// mma.sync takes B by columns, and the way from rows to columns depends on the type. fp16 and bf16: ldmatrix turns the
+// rows. tf32, which ldmatrix cannot turn: single words. int8: ldmatrix turns pairs of columns. A byte permutation makes
+// one fragment of the even columns and one of the odd ones, so that a thread has four columns of C next to each other.
+// Each type has a swizzle of its own for B, free of bank conflicts.
 //
 // Parameters: TYPE (TYPE_FP16, TYPE_BF16, TYPE_TF32, TYPE_INT8); WIDE_OUTPUT: C is fp32 rather than of the type of A
 // (tf32 and int8: C is fp32 and int32 in any case); TILE_M, TILE_N, TILE_K (powers of two; 64, 128 or 256 bytes of
@@ -17,9 +17,9 @@
 //
 // tf32 takes fp32 arrays and rounds their elements to nearest. Sums are fp32 (int8: int32), rounded once at the end.
 //
-// With SPLIT_K > 1 each block leaves its part in `workspace` and the last one of a tile adds them in order, so that the
-// result does not depend on which was last. workspace: SPLIT_K * m * n sums, and then an unsigned for each tile, zero
-// before the first launch and after each. Not used with SPLIT_K = 1.
+// With SPLIT_K > 1 each block leaves its part in `workspace`. The last block of a tile adds the parts in order, so that
+// the result does not depend on which was last. workspace: SPLIT_K * m * n sums, and then an unsigned for each tile,
+// zero before the first launch and after each. Not used with SPLIT_K = 1.
 #include "common.cuh"
 #include "gemm.cuh"
 #include "last_block.cuh"
@@ -85,7 +85,7 @@ static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0, "a warp has whole fragments,
 static_assert(kThreads % kChunksRowA == 0 && kThreads % kChunksRowB == 0, "a thread copies chunks of one column");
 static_assert(STAGES >= 2, "one stage is loaded while another is used");
 
-// By what the 16-byte chunks of a row of B are displaced.
+// The displacement of the 16-byte chunks of a row of B.
 __device__ __forceinline__ int place_b(int row, int byte) {
   if constexpr (TYPE == TYPE_TF32) {
     return row * kRowBytesB + (byte ^ (row % 4 * 32));
@@ -96,7 +96,7 @@ __device__ __forceinline__ int place_b(int row, int byte) {
   }
 }
 
-// What a thread copies of each tile: chunks of one column, in rows that lie kThreads / chunks of a row apart.
+// A thread's copies of each tile: chunks of one column, in rows that lie kThreads / chunks of a row apart.
 class Copier {
  public:
   __device__ __forceinline__ Copier(const Element* a, const Element* b, int row0, int column0, int m, int n, int k)
@@ -155,8 +155,8 @@ struct Fragments {
   FragmentB<Type> b[kTilesN];
 };
 
-// Where a lane finds its fragments. What differs between fragments of a warp are whole 1,024 bytes, which do not change
-// the swizzle, or bits that it only turns.
+// The addresses of a lane's fragments. Fragments of a warp differ by whole 1,024 bytes, which do not change the
+// swizzle, or by bits that the swizzle only turns.
 class Loader {
  public:
   __device__ __forceinline__ Loader(int warp_m, int warp_n, int lane) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_pair(To* to, Pair pair, bool both) {
 }
 
 // Calls visit(i, j, half, row, column) for each pair of sums of this thread: values 2 * half and 2 * half + 1 of
-// fragment (i, j). int8 has them of two fragments: value 2 * half + j % 2 of fragments j - j % 2 and the next.
+// fragment (i, j). int8 takes a pair from two fragments: value 2 * half + j % 2 of fragments j - j % 2 and the next.
 template <typename Visit>
 __device__ __forceinline__ void each_pair(int row0, int column0, int warp_m, int warp_n, int lane, Visit&& visit) {
 #pragma unroll
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   for (int step = 0; step < steps; ++step) {
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      if (slice == 0) {  // into what all warps were done with at the last barrier
+      if (slice == 0) {  // into the stage that all warps had finished at the last barrier
         const int ahead = step + STAGES - 1;
         if (ahead < steps) copier.copy(shared + write * kStageBytes, (step_first + ahead) * TILE_K);
         commit_copies();
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
         __syncthreads();
         read = read + 1 == STAGES ? 0 : read + 1;
       }
-      // With an odd number of slices the parity of a stage's first would change: they are two, four or more.
+      // With an odd number of slices the parity of a stage's first would change: the number is two, four or more.
       if (slice + 1 < kSlices || step + 1 < steps) {
         loader.load(fragments[(slice + 1) % 2], shared + read * kStageBytes, (slice + 1) % kSlices);
       }

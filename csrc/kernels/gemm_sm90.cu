@@ -1,11 +1,11 @@
 // C = A * B on Hopper's tensor cores (wgmma), fp16 or bf16, for sm_90a; A is m x k, B k x n, C m x n, all row-major.
 //
-// A block has CONSUMERS warpgroups, each of which multiplies TILE_M / CONSUMERS rows of the tile, and one warpgroup of
-// which one thread loads: by TMA, STAGES tiles of A and B ahead, with a barrier for each stage that says that it is
-// full and one that says that it is free. Blocks take tiles until there are none left, so that the loads of the next
-// tile run while C of the last one is written; with a grid of as many blocks as tiles each takes one.
+// A block has CONSUMERS warpgroups, each of which multiplies TILE_M / CONSUMERS rows of the tile. One thread of a
+// further warpgroup loads by TMA, STAGES tiles of A and B ahead; each stage has a barrier for "full" and one for
+// "free". Blocks take tiles until there are none left, so that the loads of the next tile run while C of the last one
+// is written. With a grid of as many blocks as tiles each block takes one.
 //
-// B is not turned: wgmma takes it by rows, in boxes of 64 columns. With CLUSTER = 2 two blocks share the columns of two
+// B is not turned: wgmma takes B by rows, in boxes of 64 columns. With CLUSTER = 2 two blocks share the columns of two
 // tiles, one above the other: each loads half of B for both.
 //
 // Parameters: TYPE (TYPE_FP16, TYPE_BF16); TILE_M (64 or 128 rows a consumer), TILE_N (64, 128, 192, 256), TILE_K (64,
@@ -13,7 +13,7 @@
 // share, for the L2; STORE_BOX: C goes through shared memory and by TMA, else each thread writes its pairs of elements.
 //
 // map_a, map_b and map_c describe the arrays in boxes of 64 columns and TILE_M, TILE_K and 64 rows, with the 128-byte
-// swizzle. k and n are multiples of 8, the arrays begin at multiples of 16 bytes, as TMA wants it. Sums are fp32,
+// swizzle. k and n are multiples of 8, and the arrays begin at multiples of 16 bytes, as TMA requires. Sums are fp32,
 // rounded once at the end.
 #include "common.cuh"
 #include "gemm.cuh"
@@ -47,7 +47,7 @@ static_assert(kRows == 64 || kRows == 128, "rows of a consumer");
 static_assert(TILE_N % 64 == 0 && TILE_N <= 256 && (TILE_K == 64 || TILE_K == 128), "whole boxes");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 && kBoxesB % 2 == 0), "each block of a cluster loads half of B");
 
-// Which stage is next, and the parity of its barriers.
+// The next stage, and the parity of its barriers.
 struct Turn {
   int stage = 0;
   unsigned parity = 0;

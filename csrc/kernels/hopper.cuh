@@ -1,9 +1,9 @@
-// Thin wrappers of what Hopper adds: barriers in shared memory that count bytes (mbarrier), copies of tiles by the
-// tensor memory accelerator (TMA), products by a warpgroup (wgmma), clusters of blocks. For sm_90a alone.
+// Thin wrappers of Hopper's additions: barriers in shared memory that count bytes (mbarrier), copies by the tensor
+// memory accelerator (TMA), products by a warpgroup (wgmma), clusters. For sm_90a alone.
 //
-// A tile in shared memory has rows of 128 bytes and begins at a multiple of 1,024; its 16-byte chunks are turned by the
-// 128-byte swizzle, which TMA and wgmma both apply: bits 4 to 6 of the address are XORed with bits 7 to 9. Wider tiles
-// are several of these boxes, one after another.
+// A tile in shared memory has rows of 128 bytes and begins at a multiple of 1,024. Its 16-byte chunks are in the order
+// of the 128-byte swizzle, which TMA and wgmma both apply. Bits 4 to 6 of the address are XORed with bits 7 to 9. Wider
+// tiles are several of these boxes, one after another.
 //
 // On the host, EMULATED_HOPPER names the file that has these functions instead (tests/csrc/kernels/emulate_hopper.hpp).
 #pragma once
@@ -21,12 +21,12 @@ namespace cudasched::kernels {
 constexpr int kBoxBytes = 128;  // of a row of a tile
 constexpr int kGroupThreads = 128;
 
-// What cuTensorMapEncodeTiled makes.
+// A descriptor by cuTensorMapEncodeTiled.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// Where wgmma finds a matrix with the 128-byte swizzle: address, offsets and swizzle, as the PTX ISA has them under
+// The descriptor of a matrix with the 128-byte swizzle for wgmma: address, offsets and swizzle, as in the PTX ISA under
 // "Matrix descriptor". Of a matrix whose rows are along k ("K-major") groups of 8 rows lie `stride` bytes apart, and
 // `leading` is not used. Of one whose rows are along m or n, groups of 8 rows of k lie `stride` bytes apart and boxes
 // of 64 columns `leading` bytes.
@@ -47,7 +47,7 @@ namespace cudasched::kernels {
 
 using Barrier = unsigned long long;
 
-// `count` arrivals complete a phase, with the bytes that were expected in it.
+// `count` arrivals complete a phase, with the bytes expected in that phase.
 __device__ __forceinline__ void initialise_barrier(Barrier* barrier, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -80,7 +80,8 @@ __device__ __forceinline__ void arrive_at(Barrier* barrier, unsigned rank) {
       : "memory");
 }
 
-// Waits until the phase of this parity is complete. The first has parity 0; that before it, 1, is complete at once.
+// Waits until the phase of this parity is complete. The first phase has parity 0; the one before, of parity 1, is
+// complete at once.
 __device__ __forceinline__ void wait_for(Barrier* barrier, unsigned parity) {
   unsigned done = 0;
   while (!done) {
@@ -96,8 +97,8 @@ __device__ __forceinline__ void wait_for(Barrier* barrier, unsigned parity) {
   }
 }
 
-// Begins the copy of the box of `map` whose first column and row are given; its bytes count at the barrier. What is
-// beyond the array becomes zeros.
+// Begins the copy of the box of `map` whose first column and row are given; its bytes count at the barrier. Elements
+// beyond the array become zeros.
 __device__ __forceinline__ void load_box(void* shared, const TensorMap& map, Barrier* barrier, int column, int row) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -120,7 +121,7 @@ __device__ __forceinline__ void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Begins the copy of a box to the array; what is beyond it is left out.
+// Begins the copy of a box to the array; elements beyond the array are left out.
 __device__ __forceinline__ void store_box(const TensorMap& map, const void* shared, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
                "r"(shared_address(shared)), "r"(column), "r"(row)
@@ -135,7 +136,7 @@ __device__ __forceinline__ void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Groups) : "memory");
 }
 
-// What this thread has written to shared memory is seen by store_box after the next barrier.
+// store_box sees this thread's writes to shared memory after the next barrier.
 __device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Stores four 8 x 8 matrices of 16-bit elements, the inverse of load_matrix_x4.
@@ -189,9 +190,9 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
   for (int i = 0; i < Count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// multiply_group(d, a, b, accumulate, Type()): begins d = a * b (+ d), 64 x N, N twice the size of d, by the 128
-// threads of a warpgroup; a is 64 x 16 by rows along k, b 16 x N by rows along n. Warp w of the group has rows 16 w to
-// 16 w + 15; value 4 j + i of a lane has row lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2 of these.
+// multiply_group(d, a, b, accumulate, Type()): begins d = a * b (+ d), 64 x N, N twice the size of d. The 128 threads
+// of a warpgroup call it; a is 64 x 16 by rows along k, b 16 x N by rows along n. Warp w of the group has rows 16 w to
+// 16 w + 15. Of these, value 4 j + i of a lane has row lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2.
 #define SUMS_8(d, i)                                                                                  \
   "+f"((d)[(i) + 0]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
       "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])

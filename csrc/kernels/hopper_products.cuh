@@ -15,7 +15,7 @@ namespace cudasched::kernels {
 #define EIGHT_SUMS(d, i)                                                                              \
   "+f"((d)[(i) + 0]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3]), "+f"((d)[(i) + 4]), \
       "+f"((d)[(i) + 5]), "+f"((d)[(i) + 6]), "+f"((d)[(i) + 7])
-// The operands of N columns, and how the instruction names them.
+// The operands of N columns, and their names in the instruction.
 #define SUMS_16(d) EIGHT_SUMS(d, 0)
 #define SUMS_32(d) SUMS_16(d), EIGHT_SUMS(d, 8)
 #define SUMS_48(d) SUMS_32(d), EIGHT_SUMS(d, 16)
@@ -49,8 +49,8 @@ namespace cudasched::kernels {
 #define LIST_240 LIST_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define LIST_256 LIST_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-// multiply_by_columns(d, a, b, accumulate, Type()): begins d = a * b (+ d), 64 x N, N twice the size of d, by the 128
-// threads of a warpgroup; a is 64 x 16 by rows along k, b 16 x N by columns along k. Sums lie as those of
+// multiply_by_columns(d, a, b, accumulate, Type()): begins d = a * b (+ d), 64 x N, N twice the size of d. The 128
+// threads of a warpgroup call it; a is 64 x 16 by rows along k, b 16 x N by columns along k. Sums lie as those of
 // multiply_group.
 #define BY_COLUMNS(N, A, B, P, TYPE, NAME)                                                                             \
   __device__ __forceinline__ void multiply_by_columns(float(&d)[N / 2], unsigned long long a, unsigned long long b,    \
@@ -88,7 +88,7 @@ BY_COLUMNS(256, "%128", "%129", "%130", Bf16, "bf16")
 BY_COLUMNS(256, "%128", "%129", "%130", Fp16, "f16")
 #undef BY_COLUMNS
 
-// multiply_held(d, a, b): begins d += a * b, 64 x N; each warp has its 16 rows of a as a fragment, b is 16 x N by rows
+// multiply_held(d, a, b): begins d += a * b, 64 x N. Each warp has its 16 rows of a as a fragment; b is 16 x N by rows
 // along n. The fragment may not change before the product is waited for.
 #define HELD(N, A0, A1, A2, A3, B, TYPE, NAME)                                                                      \
   __device__ __forceinline__ void multiply_held(float(&d)[N / 2], const FragmentA<TYPE>& a, unsigned long long b) { \

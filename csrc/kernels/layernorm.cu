@@ -1,9 +1,9 @@
 // Layer normalisation of each row, y = (x - mean) / sqrt(variance + epsilon) * weight + bias; with RMS=1 its relative
-// without mean and bias. Sums are float whatever the type of the elements.
+// without mean and bias. Sums are float for all types of elements.
 //
 // Parameters beside those of row.cuh: RMS; STATISTICS: 0 the mean first, then the variance around it, 1 both in one
-// pass over values shifted by the row's first one, so that a large mean does not cancel the variance; MIN_BLOCKS, what
-// the compiler keeps registers for. A grid smaller than the rows need walks over them.
+// pass over values shifted by the row's first one, so that a large mean does not cancel the variance; MIN_BLOCKS, the
+// blocks that the compiler leaves registers for. A grid smaller than the rows need walks over the rows.
 #include "row.cuh"
 
 #ifndef RMS

@@ -1,17 +1,17 @@
 // The gradients of layer normalisation: of x, and of weight and bias, which are sums over the rows. With RMS=1 those of
-// its relative without mean and bias. Mean and variance are computed anew from x: a row is read once where it is kept,
-// so that they cost no memory. Sums are float whatever the type of the elements.
+// its relative without mean and bias. Mean and variance are computed anew from x, and so take no memory; a row that is
+// kept is read once. Sums are float for all types of elements.
 //
 // With g = dy * weight and n = (x - mean) * scale, where scale = 1 / sqrt(variance + epsilon):
 //   dx = scale * (g - mean of g - n * mean of g * n),   dweight = sum of dy * n,   dbias = sum of dy.
 //
-// Blocks walk over the rows, each with sums of its own for the columns. These meet in two stages, always in the order
-// of the blocks, so that the result does not depend on which was last: the last block of GROUP adds those of its group,
-// the last group those of all groups.
+// Blocks walk over the rows, each with sums of its own for the columns. The sums meet in two stages, always in the
+// order of the blocks, so that the result does not depend on which was last. The last block of GROUP adds the sums of
+// its group, the last group those of all groups.
 //
 // Parameters beside those of row.cuh: RMS; STATISTICS: 0 mean, variance and the sums of the gradient one after another,
 // 1 all in one pass, shifted by the row's first value; ACCUMULATE: where a thread's sums over the rows are, 0 in
-// registers, 1 in shared memory; GROUP; MIN_BLOCKS, what the compiler keeps registers for.
+// registers, 1 in shared memory; GROUP; MIN_BLOCKS, the blocks that the compiler leaves registers for.
 #include "last_block.cuh"
 #include "row.cuh"
 
@@ -24,7 +24,7 @@ namespace {
 using namespace cudasched::kernels;
 
 constexpr int kSums = RMS ? 1 : 2;  // of a column: for the weight, and for the bias
-// Floats of what is summed of the rows; each such row begins at a multiple of 16 bytes.
+// Floats of the sums over the rows; each such row begins at a multiple of 16 bytes.
 constexpr int kRowSums = (kSums * COLS + 3) / 4 * 4;
 constexpr int kWide = COLS % 4 == 0 ? 4 : 1;
 
@@ -77,7 +77,7 @@ class Rows {
       }
     }
 #endif
-    // The sums of a thread are in registers, or what is kept is: then `item` has to be a constant.
+    // A thread's sums or kept values are in registers: then `item` has to be a constant.
 #pragma unroll
     for (int item = 0; item < kItems; ++item) {
       const int place = thread_ + item * kThreadsPerRow;
@@ -85,7 +85,7 @@ class Rows {
 #if KEEP == KEEP_REGISTERS
       visit(place, item, kept_x_[item], kept_dy_[item], load<false>(weight_ + place));
 #elif KEEP == KEEP_SHARED
-      if constexpr (First) {  // each thread reads only what it has written: no barrier
+      if constexpr (First) {  // each thread reads only its own writes: no barrier
         shared_[place] = load<STREAM_LOADS != 0>(x_ + place);
         shared_[kVectors + place] = load<STREAM_LOADS != 0>(dy_ + place);
       }
@@ -200,8 +200,8 @@ __device__ __forceinline__ void add_rows(const float* first, int count, int stri
 
 // x, dy, dx: rows x COLS; weight, dweight, dbias (not with RMS): COLS. The grid has no more blocks than rows need.
 // workspace: kRowSums floats a block, and then an unsigned for each group and one more, zero before the first launch
-// and after each. Dynamic shared memory: 2 * ROWS_PER_BLOCK rows where KEEP is KEEP_SHARED, then kRowSums floats, which
-// are for each row of the block where ACCUMULATE is 1, and not there with one row and ACCUMULATE 0.
+// and after each. Dynamic shared memory: 2 * ROWS_PER_BLOCK rows where KEEP is KEEP_SHARED, then kRowSums floats: for
+// each row of the block where ACCUMULATE is 1, none with one row and ACCUMULATE 0.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     layernorm_backward(Element* __restrict__ dx, Element* __restrict__ dweight,
 #if !RMS

@@ -1,8 +1,8 @@
-// Thin wrappers of the instructions that the tensor-core kernels are made of: asynchronous copies to shared memory
-// (cp.async), loads of matrix fragments (ldmatrix) and products of fragments (mma.sync); and the swizzle that keeps
-// their accesses to shared memory free of bank conflicts. For sm_80 and later.
+// Thin wrappers of the tensor-core kernels' instructions: asynchronous copies to shared memory (cp.async), loads of
+// matrix fragments (ldmatrix) and products of fragments (mma.sync). Also the swizzle that keeps accesses to shared
+// memory free of bank conflicts. For sm_80 and later.
 //
-// All threads of a warp call load_matrix_* and multiply_accumulate together. A fragment is what each lane holds of a
+// All threads of a warp call load_matrix_* and multiply_accumulate together. A fragment is each lane's part of a
 // matrix, in the layout that the PTX ISA documents for mma.m16n8k16 (fp16, bf16), .m16n8k8 (tf32) and .m16n8k32 (int8):
 // with g = lane / 4, t = lane % 4 and E elements in a register (2, 1 and 4),
 //
@@ -10,9 +10,9 @@
 //   B, 8E x 8:  register r has column g, rows E t + 4E r and the E - 1 behind it
 //   C, 16 x 8:  value i has row g + 8 (i / 2), column 2 t + i % 2
 //
-// So load_matrix_x4 fills an A from a row-major matrix of any of the types, where lane l gives the address of row l %
-// 16, byte 16 (l / 16), and load_matrix_x2 a B from a matrix that is stored by columns, where lane l gives column l %
-// 8, byte 16 (l / 8 % 2). The transposed ones turn elements of two bytes: a B from a row-major matrix of fp16 or bf16.
+// So load_matrix_x4 fills an A from a row-major matrix of any type; lane l gives the address of row l % 16, byte 16 (l
+// / 16). load_matrix_x2 fills a B from a matrix that is stored by columns; lane l gives column l % 8, byte 16 (l / 8 %
+// 2). The transposed ones turn elements of two bytes: a B from a row-major matrix of fp16 or bf16.
 //
 // On the host, EMULATED_MMA names the file that has these functions instead (tests/csrc/kernels/emulate_mma.hpp).
 #pragma once
@@ -43,9 +43,10 @@ constexpr int kDepth<Tf32> = 8;
 template <>
 constexpr int kDepth<Int8> = 32;
 
-// The offset in bytes of (row, byte) in a tile of rows of `RowBytes`, a power of two or a multiple of 128, of which
-// eight consecutive rows at one 16-byte column lie in different banks. A chunk of 16 bytes stays whole. The tile begins
-// at a multiple of 1,024 bytes of what is swizzled together. With rows of 128 bytes it is the 128-byte swizzle of TMA.
+// The offset in bytes of (row, byte) in a tile of rows of `RowBytes`, a power of two or a multiple of 128. Eight
+// consecutive rows at one 16-byte column lie in different banks. A chunk of 16 bytes stays whole. The tile begins at a
+// multiple of 1,024 bytes of the memory that is swizzled together. With rows of 128 bytes this is TMA's 128-byte
+// swizzle.
 template <int RowBytes>
 __device__ __forceinline__ constexpr int swizzle(int row, int byte) {
   static_assert(RowBytes % 128 == 0 || RowBytes == 64 || RowBytes == 32 || RowBytes == 16, "rows that tile the banks");
@@ -66,7 +67,7 @@ __device__ __forceinline__ unsigned shared_address(const void* shared) {
   return static_cast<unsigned>(__cvta_generic_to_shared(shared));
 }
 
-// Begins a copy of `Bytes` (4, 8 or 16, both addresses multiples of it) to shared memory. Only the first `valid` bytes
+// Begins a copy of `Bytes` (4, 8 or 16; both addresses are multiples) to shared memory. Only the first `valid` bytes
 // are read, the others become zeros; with 0 the address need not exist.
 template <int Bytes>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, int valid = Bytes) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Groups) : "memory");
 }
 
-// Loads 8 x 8 matrices of 16-bit elements: lanes 0 to 7 give the rows of the first (16 bytes each), 8 to 15 those of
+// Loads 8 x 8 matrices of 16-bit elements. Lanes 0 to 7 give the rows of the first (16 bytes each), 8 to 15 those of
 // the second, and so on. Register i gets of matrix i row lane / 4, elements 2 (lane % 4) and the next.
 __device__ __forceinline__ void load_matrix_x4(unsigned (&registers)[4], const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

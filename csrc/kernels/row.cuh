@@ -1,5 +1,5 @@
 // One row of a matrix, held by `Warps` warps: read from global memory each time, or kept in registers or shared memory
-// after the first time. What layernorm and softmax share.
+// after the first time. Shared by layernorm and softmax.
 //
 // Parameters (macros): TYPE, COLS, WARPS_PER_ROW, ROWS_PER_BLOCK, VECTOR, KEEP, UNROLL, STREAM_LOADS, STREAM_STORES.
 #pragma once
@@ -68,7 +68,7 @@ class Row {
       if (whole() || place < kVectors) {
 #if KEEP == KEEP_SHARED
         Vector<VECTOR> vector;
-        if constexpr (First) {  // each thread reads only what it has written: no barrier
+        if constexpr (First) {  // each thread reads only its own writes: no barrier
           vector = load<STREAM_LOADS != 0>(row_ + place);
           shared_[place] = vector;
         } else {

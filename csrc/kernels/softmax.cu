@@ -1,8 +1,8 @@
-// Softmax of each row, y = exp(x - max) / sum(exp(x - max)), in float whatever the type of the elements.
+// Softmax of each row, y = exp(x - max) / sum(exp(x - max)), in float for all types of elements.
 //
 // Parameters beside those of row.cuh: ONLINE: 0 the maximum first, then the sum, 1 both in one pass, where a thread
-// rescales its sum when its maximum grows (Milakov and Gimelshein, 2018); MIN_BLOCKS, what the compiler keeps registers
-// for. A grid smaller than the rows need walks over them.
+// rescales its sum when its maximum grows (Milakov and Gimelshein, 2018); MIN_BLOCKS, the blocks that the compiler
+// leaves registers for. A grid smaller than the rows need walks over the rows.
 #include "row.cuh"
 
 namespace {

@@ -1,5 +1,4 @@
-// Stream capture: what would have been submitted becomes nodes of a graph. All functions are called with the driver's
-// mutex held.
+// Stream capture: submitted work becomes nodes of a graph. All functions are called with the driver's mutex held.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ struct Capture {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::uint64_t thread = 0;
   Stream* origin = nullptr;
-  std::unique_ptr<Graph> own;  // none when it goes into the program's graph
+  std::unique_ptr<Graph> own;  // none for a capture into the program's graph
   Graph* graph = nullptr;
   bool invalidated = false;
   std::vector<CUgraphNode> told;  // as cuStreamGetCaptureInfo last gave them
@@ -30,7 +29,7 @@ CUstreamCaptureMode& thread_capture_mode();
 CUresult refuse_in_capture();
 // For calls on a stream: an error, and the capture is invalidated, if the stream is capturing.
 CUresult refuse_capturing(const Stream& stream);
-// For calls that look at an event: CAPTURED_EVENT, and its capture is invalidated.
+// For calls that look at an event: CAPTURED_EVENT, and the event's capture is invalidated.
 CUresult refuse_captured_event(const Event& event);
 // For work in the legacy default stream: an error if a blocking stream of its context is capturing.
 CUresult refuse_implicit(const Stream& stream);
@@ -41,10 +40,10 @@ CUresult refuse_capturing_context(const Context& context);
 CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into = nullptr);
 // The graph is the program's from now on.
 CUresult end_capture(const std::shared_ptr<Stream>& stream, CUgraph* graph);
-// What was captured, or null with the error in `result`. It may still be filled in.
+// The captured node, or null with the error in `result`. The caller may still fill in the node.
 Node* capture_node(Stream& stream, std::unique_ptr<Node> node, CUresult& result);
 CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority);
-// The nodes as the next captured one's only dependencies, or beside those that it has.
+// The nodes become the next captured one's only dependencies (`set`), or additional ones.
 CUresult change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
                       bool set);
 CUresult capture_record(Stream& stream, Event& event);

@@ -30,7 +30,7 @@ bool allocated(std::uintptr_t address, std::size_t bytes) {
   return find_allocation(address, bytes) != nullptr;
 }
 
-// As a device's store to memory that the host watches: whole, where it is aligned.
+// As a device's store to memory that the host watches: whole, where aligned.
 void store(std::uint64_t address, std::uint64_t value) {
   auto* const word = reinterpret_cast<std::uint64_t*>(address);
   if (address % sizeof value == 0) {

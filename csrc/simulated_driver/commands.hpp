@@ -1,5 +1,5 @@
-// What an operation does: how long it keeps the device busy (work_of) and its effect on memory (apply). Graph nodes and
-// directly submitted operations are the same commands.
+// An operation's time on the device (work_of) and its effect on memory (apply). Graph nodes and directly submitted
+// operations are the same commands.
 #pragma once
 
 #include <cuda.h>
@@ -28,7 +28,7 @@ struct KernelCommand {
   bool cooperative = false;
 };
 
-// One end of a copy: where it begins, and where its rows and slices are.
+// One end of a copy: the address, and the distances of rows and slices.
 struct CopySide {
   std::uintptr_t address = 0;
   std::size_t pitch = 0;  // bytes from row to row
@@ -43,7 +43,7 @@ struct CopyCommand {
   std::size_t bytes = 0;  // of a row
   std::size_t height = 1;
   std::size_t depth = 1;
-  std::shared_ptr<const std::vector<std::uint8_t>> staged;  // the source as it was, for pageable memory; one row
+  std::shared_ptr<const std::vector<std::uint8_t>> staged;  // the source at the call, for pageable memory; one row
 };
 
 struct SetCommand {

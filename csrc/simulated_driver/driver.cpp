@@ -38,7 +38,7 @@ SharedDevice& shared_of(const Context& context) {
   return driver().gpus[static_cast<std::size_t>(context.device)]->shared;
 }
 
-// What a thread leaves behind: its default streams.
+// A thread's state; its end closes the thread's default streams.
 struct ThreadState {
   std::uint64_t id = 0;
   std::vector<Context*> stack;
@@ -61,7 +61,7 @@ void drop_module_functions(Module& module) {
   for (const auto& function : module.functions) driver().functions.erase(function.get());
 }
 
-// Makes sure that the context can take `count` operations without waiting. Unlocks while it waits; the caller holds
+// Makes sure that the context can take `count` operations without waiting. Unlocks during the wait; the caller holds
 // `submitting`, so that no other thread fills the room.
 void make_room(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t count) {
   const auto has_room = [&] {
@@ -118,7 +118,7 @@ CUresult context_state(const Context& context) {
   return context.slot < 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context.sticky;
 }
 
-// Large memory costs the machine only what is touched of it, so that a test can fill the device.
+// Large memory costs the machine only its touched pages, so that a test can fill the device.
 constexpr std::size_t kMappedBytes = std::size_t{256} << 20;
 
 void* take_memory(std::size_t bytes) {
@@ -322,7 +322,7 @@ void close_stream(const std::shared_ptr<Stream>& stream) {
     SharedDevice::Guard device(shared_of(context));
     device->destroy_stream(context.slot, stream->place);
   }
-  // A busy one stays among the context's streams until it is done: what comes later must still be ordered after it.
+  // A busy one stays among the context's streams until done: later work must still be ordered after its work.
   if (stream_idle(*stream)) context.streams.erase(stream.get());
 }
 
@@ -413,7 +413,7 @@ bool take_device_memory(const Context& context, std::size_t bytes) {
 }
 
 void give_device_memory_back(const Context& context, std::size_t bytes) {
-  if (context.slot < 0) return;  // its memory went with it
+  if (context.slot < 0) return;  // the memory went with the context
   SharedDevice& shared = shared_of(context);
   SharedDevice::Guard device(shared);
   shared.give_memory_back(device, context.slot, bytes);
@@ -564,7 +564,7 @@ class GraphSubmission {
     return submit_work(*device_, stream, work, std::move(command), record, ticket, std::move(keeps));
   }
 
-  // Until all that the stream has got is done, and its effects with it.
+  // Until all work of the stream is done, with its effects.
   CUresult settle(const std::shared_ptr<Stream>& stream) {
     auto record = std::make_shared<Record>();
     record->context = context_.get();
@@ -633,7 +633,7 @@ std::vector<std::shared_ptr<Stream>> choose_lanes(const std::shared_ptr<Stream>&
   return lanes;
 }
 
-// What a launch allocates must have been freed since the one before, and the reverse.
+// Memory that a launch allocates must have been freed since the launch before, and the reverse.
 CUresult check_graph_memory(const Exec& exec) {
   const bool auto_free = (exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
   std::unordered_map<const GraphMemory*, bool> live;
@@ -664,7 +664,7 @@ bool decided(const ExecNode& node, std::size_t& chosen) {
   return chosen < node.bodies.size();
 }
 
-// A conditional node whose dependencies are ahead of it in the stream.
+// A conditional node whose dependencies are earlier in the stream.
 CUresult submit_conditional(GraphSubmission& submission, const std::shared_ptr<Stream>& stream, const ExecNode& node) {
   CUresult result = submission.settle(stream);
   for (std::size_t chosen = 0; result == CUDA_SUCCESS && decided(node, chosen);) {
@@ -705,7 +705,7 @@ CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const st
   const auto states = exec->states;
   const auto holds = exec->holds;
   const std::vector<std::shared_ptr<Stream>> lanes = choose_lanes(stream, structure->lane_count);
-  // The conditions as they are at the launch's turn: after the launch before has set them.
+  // The conditions at the launch's turn: after the launch before has set them.
   GraphSubmission submission(lock, context, structure->op_count);
   Ticket start = 0;
   CUresult result = submission.order_with_default(stream);

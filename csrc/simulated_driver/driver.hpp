@@ -1,6 +1,6 @@
-// The objects of this process behind the driver's handles, and how work gets into the simulated device and back out.
-// One mutex, held through a Lock, guards all of them; it is taken before a device's lock and never held while an effect
-// runs or a thread sleeps. Entry points go through with_driver or with_context, which take it.
+// The objects of this process behind the driver's handles, and the submission and completion of work. One mutex, held
+// through a Lock, guards all objects. The mutex is taken before a device's lock and never held while an effect runs or
+// a thread sleeps. Entry points go through with_driver or with_context, which take the mutex.
 #pragma once
 
 #include <cuda.h>
@@ -57,15 +57,15 @@ struct Stream {
   unsigned flags = 0;
   int priority = 0;
   std::uint64_t id = 0;
-  const Green* green = nullptr;  // whose stream it is
+  const Green* green = nullptr;  // the stream's green context
   std::uint64_t submitted = 0;
   std::uint64_t applied = 0;
-  bool closed = false;           // by the program; what is queued still runs
+  bool closed = false;           // by the program; queued work still runs
   Ticket last = 0;               // operation
   Ticket last_legacy_wait = 0;   // of the legacy stream that this one has waited for
   Ticket legacy_waited_for = 0;  // operation of this stream that the legacy stream has waited for
   std::shared_ptr<Capture> capture;
-  std::vector<Edge> capture_front;  // what the next captured node depends on
+  std::vector<Edge> capture_front;  // the dependencies of the next captured node
 
   bool blocking() const { return kind != StreamKind::kLane && (flags & CU_STREAM_NON_BLOCKING) == 0; }
 };
@@ -111,7 +111,7 @@ struct Pending {
   std::shared_ptr<Stream> stream;
   Command command;
   std::shared_ptr<Record> record;
-  std::shared_ptr<const void> keeps;  // until it is done
+  std::shared_ptr<const void> keeps;  // until done
 };
 
 struct Context {
@@ -135,12 +135,12 @@ struct Allocation {
   CUmemorytype type = CU_MEMORYTYPE_DEVICE;
   std::shared_ptr<Context> context;
   unsigned flags = 0;
-  GraphMemory* graph_memory = nullptr;  // it belongs to an allocation node, and is freed with it
+  GraphMemory* graph_memory = nullptr;  // of the allocation node that owns and frees the memory
   bool of_pool = false;
   bool mapped = false;  // physical memory, whose neighbours continue it
 };
 
-// What cuMemCreate gives.
+// A handle of cuMemCreate.
 struct PhysicalMemory {
   std::size_t bytes = 0;
   std::shared_ptr<Context> context;
@@ -161,7 +161,7 @@ struct Condition {
   unsigned value = 0;
   unsigned default_value = 0;
   bool assigns_default = false;  // at each launch
-  bool decides = false;          // a node has it; no other may
+  bool decides = false;          // a node has this condition; no other may
 };
 
 // SMs of a device, as a descriptor or a green context holds them.
@@ -169,7 +169,7 @@ struct SmPartition {
   unsigned sms = 0;
 };
 
-// Its address, as a CUcontext, is what cuCtxFromGreenCtx gives: another name of the primary context.
+// The object's address, as a CUcontext, is the result of cuCtxFromGreenCtx: another name of the primary context.
 struct Green {
   std::shared_ptr<Context> primary;
   SmPartition partition;
@@ -225,7 +225,7 @@ inline constexpr std::size_t kExecNodeBytes = 1024;   // and a node of it
 
 Driver& driver();
 
-// What holds for every call: initialised, not a forked child, not from inside a host function.
+// The condition of every call: initialised, not a forked child, not from inside a host function.
 CUresult may_call();
 // Sets up forks, reads the environment and opens the devices.
 CUresult initialize_driver();
@@ -240,7 +240,7 @@ CUresult current_context(std::shared_ptr<Context>& context);
 const Green* current_green();
 
 CUresult activate_context(Context& context);
-// Waits for its work, then gives back everything that belongs to it.
+// Waits for the context's work, then frees all its resources.
 void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context);
 
 CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags, int priority,
@@ -260,7 +260,8 @@ CUstream per_thread(CUstream stream);
 CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& context, const CUlaunchConfig& config,
                              void** params, void** extra, bool cooperative, KernelCommand& kernel);
 
-// Memory. An address inside an allocation finds it; null if there is none, or if it ends before `bytes`.
+// Memory. An address inside an allocation finds that one; null if there is none, or if the allocation ends before
+// `bytes`.
 const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std::uintptr_t* base = nullptr);
 CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
                   std::uintptr_t& address);
@@ -273,14 +274,14 @@ void give_device_memory_back(const Context& context, std::size_t bytes);
 std::size_t free_device_memory(int device);
 std::size_t device_memory(int device);
 
-// Runs the model up to now and applies what has completed (unless another thread is doing so).
+// Runs the model up to now and applies the completed operations (unless another thread is doing so).
 void progress(Lock& lock);
 // Until `done`; sleeps unlocked.
 template <class Done>
 void wait_until(Lock& lock, int device, Done done);
 void sleep_until_next_event(Lock& lock, int device);
 
-// Its last user is gone.
+// The context's last user is gone.
 void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
 
 // Puts a command into a stream, after the waits that the default stream demands. The stream must not be capturing.

@@ -1,5 +1,5 @@
-// Entry points: initialisation, devices, contexts, modules, functions, launches, streams and events. What each does is
-// CUDA's documentation of it; double.hpp says what is simplified.
+// Entry points: initialisation, devices, contexts, modules, functions, launches, streams and events. Each follows
+// CUDA's documentation; double.hpp lists the simplifications.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
@@ -241,7 +241,7 @@ CUresult find_kernel(CUkernel handle, Kernel*& kernel) {
   return CUDA_SUCCESS;
 }
 
-// A function by its own handle only: what refuses a CUkernel.
+// A function by its own handle only, for calls that refuse a CUkernel.
 CUresult find_plain_function(CUfunction handle, Function*& function) {
   const auto found = driver().functions.find(reinterpret_cast<Function*>(handle));
   if (found == driver().functions.end()) return CUDA_ERROR_INVALID_HANDLE;
@@ -338,7 +338,7 @@ CUresult gather_params(const KernelSpec& spec, void** params, void** extra, std:
 
 struct LaunchAttributes {
   bool cooperative = false;
-  bool programmatic = false;  // may overlap what is before it in the stream
+  bool programmatic = false;  // may overlap earlier work in the stream
   std::optional<int> priority;
   std::map<int, CUlaunchAttributeValue> others;  // that a captured node keeps
 };
@@ -759,7 +759,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
     std::shared_ptr<Context> context;
     if (const CUresult result = find_context(handle, context); result != CUDA_SUCCESS) return result;
     if (stack.empty()) stack.push_back(nullptr);
-    stack.back() = reinterpret_cast<Context*>(handle);  // which may be a green context's name for it
+    stack.back() = reinterpret_cast<Context*>(handle);  // which may be a green context's name for the primary one
     return CUDA_SUCCESS;
   });
 }

@@ -62,7 +62,7 @@ CUresult update_exec(CUgraphExec exec_handle, CUgraph graph_handle, UpdateOutcom
   });
 }
 
-// The place in an executable graph of a node of the graph that it was made of.
+// The place in an executable graph of a node of its original graph.
 CUresult find_place(const Exec& exec, CUgraphNode handle, std::size_t& place) {
   const Node* const node = known_node(handle);
   if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -84,7 +84,7 @@ CUresult set_exec_command(Exec& exec, std::size_t place, Command command) {
   return CUDA_SUCCESS;
 }
 
-// read(context, Command&) says what the node of that type is to do.
+// read(context, Command&) fills in the command of a node of that type.
 template <class Read>
 CUresult set_exec_node(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, Read read) {
   return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
@@ -134,7 +134,7 @@ CUresult with_switch(CUgraphExec exec_handle, CUgraphNode node, F call) {
   });
 }
 
-// call(exec, stream) with what a launch or an upload names.
+// call(exec, stream) with a launch's or an upload's graph and stream.
 template <class F>
 CUresult with_launch(CUgraphExec exec_handle, CUstream stream_handle, F call) {
   return with_driver([&](Lock& lock) {

@@ -37,7 +37,7 @@ CUgraph adopt(std::unique_ptr<Graph> graph) {
   return reinterpret_cast<CUgraph>(handle);
 }
 
-// Before a graph and its clones are used: other threads may call meanwhile, and show that they do the same.
+// Before a graph and its clones are used: other threads may call meanwhile, which shows concurrent use.
 void give_way(Lock& lock) {
   lock.unlock();
   std::this_thread::yield();
@@ -61,7 +61,7 @@ CUresult add_node(CUgraphNode* handle, Graph& graph, const Dependencies& after, 
   return result;
 }
 
-// read(Command&) says what the node does.
+// read(Command&) fills in the node's command.
 template <class Read>
 CUresult add_read_node(CUgraphNode* handle, CUgraph graph_handle, const Dependencies& after, CUgraphNodeType type,
                        Read read) {
@@ -166,7 +166,7 @@ CUresult add_any_node(CUgraphNode* handle, CUgraph graph_handle, const Dependenc
   });
 }
 
-// What a node does, changed for later instantiations and clones.
+// Changes a node's command for later instantiations and clones.
 CUresult set_command(Node& node, Command command) {
   if (auto* const kernel = std::get_if<KernelCommand>(&command)) {
     kernel->cooperative = std::get<KernelCommand>(node.command).cooperative;
@@ -188,7 +188,7 @@ bool is_node_attribute(CUkernelNodeAttrID attribute) {
   return attribute > CU_LAUNCH_ATTRIBUTE_IGNORE && attribute <= CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING;
 }
 
-// Copies what fits, and says how many there are or were copied; the rest of the room becomes null.
+// Copies as many as fit, and counts the existing or copied ones; the rest of the room becomes null.
 template <class Items, class Get>
 CUresult give_nodes(const Items& items, CUgraphNode* to, std::size_t* count, Get get) {
   if (to == nullptr) {

@@ -1,5 +1,5 @@
-// Entry points: green contexts. They are counted and named as the driver does it, and their streams know them; the
-// model runs their kernels on any SM.
+// Entry points: green contexts. Their counts and names follow the driver, and their streams know them; the model runs
+// their kernels on any SM.
 #include <cuda.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace cudasched::simulated_driver {
 namespace {
 
-constexpr unsigned kStep = 8;  // SMs of a partition: at least so many, and a multiple of it
+constexpr unsigned kStep = 8;  // SMs of a partition: at least so many, and a multiple
 
 CUdevResource resource_of(unsigned sms) {
   CUdevResource resource{};

@@ -15,7 +15,7 @@ namespace {
 
 enum class Side { kDevice, kHost, kEither };
 
-// kEither: what the address says, pageable memory if it is not ours.
+// kEither: by the address; pageable memory if it is not ours.
 CUresult check_side(CopySide& copied, std::size_t bytes, Side side, bool& pageable) {
   const std::uintptr_t address = copied.address;
   const Allocation* const allocation = find_allocation(address, bytes);
@@ -219,7 +219,7 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
     std::uintptr_t address = 0;
     result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-      // The driver gives out what was freed on the stream before; here that is free once the stream is done with it.
+      // The driver gives out memory that the stream freed before; here that is free once the stream has done the free.
       result = synchronize_stream(lock, stream);
       if (result == CUDA_SUCCESS) result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
     }

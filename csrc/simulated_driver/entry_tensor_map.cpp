@@ -1,4 +1,4 @@
-// Tensor maps: what cuTensorMapEncodeTiled refuses, and a map that holds what it was told.
+// Tensor maps: the refusals of cuTensorMapEncodeTiled, and a map that holds its arguments.
 #include <cuda.h>
 
 #include <cstring>

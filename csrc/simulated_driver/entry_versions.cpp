@@ -1,5 +1,5 @@
-// Entry points: the launches of the old interface and of several devices, what CUDA 13.1 and later add to launches and
-// captures, and functions that no CUDA has (from version 15000 on), for tests of what meets an unknown driver.
+// Entry points: the launches of the old interface and of several devices, and the launches and captures of CUDA 13.1
+// and later. Also functions that no CUDA has (from version 15000 on), for tests with an unknown driver.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
@@ -16,7 +16,7 @@
 namespace cudasched::simulated_driver {
 namespace {
 
-// What cuFuncSetBlockShape, cuParamSetSize and cuParamSetv leave for the function's next cuLaunch.
+// The settings of cuFuncSetBlockShape, cuParamSetSize and cuParamSetv for the function's next cuLaunch.
 struct OldLaunch {
   std::array<unsigned, 3> block{1, 1, 1};
   std::vector<std::uint8_t> parameters;
@@ -125,7 +125,7 @@ CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream stream, CUstreamCaptureMode
   return cuStreamBeginRecaptureToGraph(per_thread(stream), mode, graph, callback, data);
 }
 
-// CUDA 13.1, for work of graphics. What was captured is dropped.
+// CUDA 13.1, for work of graphics. The capture's nodes are dropped.
 CUresult cuStreamBeginCaptureToCig(CUstream stream, void* parameters) {
   if (parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);

@@ -161,7 +161,7 @@ std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>&
   return made;
 }
 
-// Its graph has been found to be one that can be a body.
+// `graph` has been checked for use as a body.
 std::shared_ptr<const ExecBody> make_body(const Graph& graph) {
   const std::vector<FlatNode> flat = flatten(graph).value();
   auto made = std::make_shared<ExecBody>();
@@ -192,7 +192,7 @@ bool fits_body(const Graph& graph) {
          });
 }
 
-// A fill keeps the room that it was instantiated with.
+// A fill keeps its instantiated size.
 Command instantiated(const Command& command) {
   Command made = command;
   if (auto* const set = std::get_if<SetCommand>(&made)) set->bytes_max = set->count * set->width_bytes;
@@ -291,7 +291,7 @@ Graph::Graph() { driver().graph_index.insert(this); }
 
 Graph::~Graph() {
   driver().graph_index.erase(this);
-  // Executable graphs of it go on asking their conditions.
+  // Executable graphs of this graph go on using their conditions.
   for (auto& [handle, condition] : driver().conditions) {
     if (condition.graph == this) condition.graph = nullptr;
   }
@@ -502,7 +502,7 @@ UpdateOutcome update(Exec& exec, const Graph& graph, std::optional<std::size_t> 
     const Node& node = *(*flat)[i].node;
     const ExecNode& was = made[first + i];
     if (was.type != node.type) return {CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &node, nullptr};
-    // What depends on nothing in a child graph depends on what its node did.
+    // A child graph's node without dependencies depends on those of the child's own node.
     std::vector<std::size_t> before;
     for (const std::size_t dependency : was.dependencies) {
       if (dependency >= first) before.push_back(dependency - first);
@@ -535,7 +535,7 @@ UpdateOutcome update(Exec& exec, const Graph& graph, std::optional<std::size_t> 
   }
   std::vector<ExecState>& states = exec.writable();
   for (std::size_t i = 0; i < count; ++i) take_over(states[first + i], *(*flat)[i].node);
-  // Its user objects go with it; launches in flight keep those that they were submitted with.
+  // The graph's user objects go along; launches in flight keep those of their submission.
   if (!child) exec.holds = std::make_shared<Holds>(graph.holds);
   return {};
 }

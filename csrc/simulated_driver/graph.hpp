@@ -1,6 +1,6 @@
-// Graphs, their nodes and edges, user objects, and what instantiation makes of a graph. All of it is made, changed and
-// dropped with the driver's mutex held. Every graph and node enters itself into the driver's index, so that a handle is
-// known or refused at once.
+// Graphs, their nodes and edges, user objects, and executable graphs. All are made, changed and dropped with the
+// driver's mutex held. Every graph and node enters itself into the driver's index, so that a handle is known or refused
+// at once.
 #pragma once
 
 #include <cuda.h>
@@ -28,16 +28,16 @@ struct UserObject {
   std::uint64_t references = 0;
 };
 
-// References to user objects that a graph holds. A copy holds as many of its own; the end gives them back.
+// References to user objects that a graph holds. A copy holds as many references; the end gives these back.
 class Holds {
  public:
   Holds() = default;
   Holds(const Holds& other);
   Holds& operator=(const Holds& other);
   ~Holds();
-  // `move`: they are the caller's, and become the graph's.
+  // `move`: the caller's references become the graph's.
   void add(UserObject& object, unsigned count, bool move);
-  // False: it does not hold so many.
+  // False: too few references.
   bool remove(UserObject& object, unsigned count);
 
  private:
@@ -47,7 +47,7 @@ class Holds {
 // Gives references back; the last one makes the destructor due (run_destructors).
 void release_references(UserObject& object, std::uint64_t count);
 
-// Memory of an allocation node: its address is fixed for as long as the graph or an executable graph of it lives.
+// Memory of an allocation node, at a fixed address for as long as the graph or an executable graph of the graph lives.
 struct GraphMemory : std::enable_shared_from_this<GraphMemory> {
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
@@ -59,10 +59,10 @@ struct GraphMemory : std::enable_shared_from_this<GraphMemory> {
   ~GraphMemory();
 };
 
-// Reserves it, and makes the node allocate it.
+// Reserves the memory, and makes the node allocate that.
 CUresult make_graph_memory(const std::shared_ptr<Context>& context, std::size_t bytes, Node& node);
 
-// Fills in what kind of memory is there.
+// Fills in the kind of memory.
 void describe_side(CopySide& side);
 
 struct Edge {
@@ -77,26 +77,26 @@ struct Node {
   ~Node();
 
   std::uint64_t id = 0;        // of the process, never again
-  std::uint64_t clone_of = 0;  // the id of the node that it is a clone of; 0: of none
+  std::uint64_t clone_of = 0;  // the id of the original node; 0: no clone
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   Graph* graph = nullptr;
   std::list<std::unique_ptr<Node>>::iterator place;  // there
   Command command;
-  int priority = 0;                                  // of a kernel, as it was asked for
-  std::map<int, CUlaunchAttributeValue> attributes;  // of a kernel, as they were set; less the priority
+  int priority = 0;                                  // of a kernel, as requested
+  std::map<int, CUlaunchAttributeValue> attributes;  // of a kernel, as set; less the priority
   std::vector<Edge> dependencies;                    // in the order in which they were added
   std::vector<Node*> dependents;                     // likewise
   std::vector<void*> parameters;                     // of a kernel, as cuGraphKernelNodeGetParams last gave them
-  std::vector<std::unique_ptr<Graph>> bodies;        // the child graph, or what a conditional node may run
+  std::vector<std::unique_ptr<Graph>> bodies;        // the child graph, or the graphs that a conditional node may run
   CUDA_CONDITIONAL_NODE_PARAMS conditional{};        // of a conditional node
   std::vector<CUgraph> body_handles;                 // likewise
 };
 
-// What a graph shares with its clones. As in driver 580, nothing there is synchronised: where two threads make or
-// destroy a graph's clones, or one of them the graph, at the same time, the process crashes.
+// The state that a graph shares with its clones. As in driver 580, this state is not synchronised. Where two threads
+// make or destroy a graph's clones, or one of them the graph, at the same time, the process crashes.
 class Kin {
  public:
-  // For the length of a call. Ends the process where another thread is at it.
+  // For the length of a call. Ends the process where another thread uses the state.
   class Use {
    public:
     explicit Use(std::shared_ptr<Kin> of);
@@ -109,7 +109,7 @@ class Kin {
   };
 
  private:
-  bool used_ = false;  // under the driver's lock, which a call that uses it gives up meanwhile
+  bool used_ = false;  // under the driver's lock, which a using call gives up meanwhile
 };
 
 struct Graph {
@@ -120,12 +120,12 @@ struct Graph {
 
   std::list<std::unique_ptr<Node>> nodes;  // in the order in which they were added
   std::size_t special = 0;                 // of these, memory and conditional nodes and child graphs
-  Node* owner = nullptr;                   // whose child graph this is
+  Node* owner = nullptr;                   // the owner of this child graph
   Holds holds;
   std::unordered_map<std::uint64_t, Node*> clones;  // by the id of the node that each is a clone of
   std::shared_ptr<Kin> kin = std::make_shared<Kin>();
   std::weak_ptr<Kin> kin_of_original;  // of a clone
-  // Executable graphs of it that live.
+  // The live executable graphs of this graph.
   std::shared_ptr<std::uint64_t> executables = std::make_shared<std::uint64_t>(0);
 
   Node& add(std::unique_ptr<Node> node);
@@ -136,7 +136,7 @@ struct Graph {
 bool has_memory_nodes(const Graph& graph);
 bool has_conditional_nodes(const Graph& graph);
 
-// CUDA_ERROR_NOT_SUPPORTED for what has memory or conditional nodes.
+// CUDA_ERROR_NOT_SUPPORTED for a graph with memory or conditional nodes.
 CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made);
 
 // Null: not a graph, or no longer.
@@ -146,8 +146,8 @@ Node* known_node(CUgraphNode handle);
 // An edge from each of `from`, none of them twice, all of them in the node's graph.
 CUresult add_edges(Node& to, const CUgraphNode* from, const CUgraphEdgeData* data, std::size_t count);
 
-// A graph's nodes with those of its child graphs in their place, ahead of the node that stands for the child's end, in
-// an order that the edges allow: that of insertion where it does. None: the edges go in a circle.
+// A graph's nodes, with those of its child graphs in their place, ahead of the node that stands for the child's end.
+// The order is that of insertion where the edges allow that. None: the edges go in a circle.
 struct FlatNode {
   const Node* node = nullptr;
   std::vector<std::size_t> dependencies;
@@ -157,15 +157,15 @@ std::optional<std::vector<FlatNode>> flatten(const Graph& graph);
 
 struct ExecBody;
 
-// What an executable graph is for good.
+// The fixed part of an executable graph.
 struct ExecNode {
-  std::uint64_t source = 0;  // id of the node that it was made of
+  std::uint64_t source = 0;  // id of the original node
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   std::vector<std::size_t> dependencies;
   std::vector<CUgraphEdgeData> edges;  // of its node in the node's own graph
   std::size_t child_first = 0;
   std::size_t lane = 0;
-  // Of a conditional node: what decides, how, and what may run.
+  // Of a conditional node: the condition, its kind, and the graphs that may run.
   CUgraphConditionalHandle condition = 0;
   CUgraphConditionalNodeType decides = CU_GRAPH_COND_TYPE_IF;
   std::vector<std::shared_ptr<const ExecBody>> bodies;
@@ -179,14 +179,14 @@ struct ExecStructure {
   std::uint64_t op_count = 0;  // that one launch submits at most
 };
 
-// What updates change.
+// The part that updates change.
 struct ExecState {
   Command command;
   int priority = 0;
   bool enabled = true;
 };
 
-// What a conditional node runs, which updates leave as it is.
+// A conditional node's graph, which updates do not change.
 struct ExecBody {
   std::shared_ptr<const ExecStructure> structure;
   std::vector<ExecState> states;
@@ -200,7 +200,7 @@ struct Exec {
   std::vector<CUgraphConditionalHandle> defaults;  // conditions that each launch sets
   unsigned long long flags = 0;
   std::size_t device_bytes = 0;
-  std::shared_ptr<Context> memory_of;  // whose these are
+  std::shared_ptr<Context> memory_of;  // the owner of these
   std::shared_ptr<Context> context;    // where it was launched last
   Ticket last = 0;                     // operation of that launch
 
@@ -212,7 +212,7 @@ struct Exec {
   std::vector<ExecState>& writable();
 };
 
-// OUT_OF_MEMORY: the device has no room for it. INVALID_VALUE: see `error_node` and `why`.
+// OUT_OF_MEMORY: the device has no room. INVALID_VALUE: see `error_node` and `why`.
 struct InstantiateError {
   const Node* node = nullptr;
   CUgraphInstantiateResult why = CUDA_GRAPH_INSTANTIATE_SUCCESS;
@@ -226,7 +226,7 @@ struct UpdateOutcome {
 };
 // Takes a graph over, as a whole or into the child graph whose end is at `child`; all of it or nothing.
 UpdateOutcome update(Exec& exec, const Graph& graph, std::optional<std::size_t> child = {});
-// May `now` take the place of `was`? A change of what one node does.
+// May `now` take the place of `was`? A change of one node's command.
 CUgraphExecUpdateResult check_change(const Command& was, const Command& now, bool whole_graph);
 
 }  // namespace cudasched::simulated_driver

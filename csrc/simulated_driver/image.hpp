@@ -1,5 +1,5 @@
-// Module images of the simulated driver: text that says what each kernel looks like (format: double.hpp). Pure; throws
-// nothing but std::bad_alloc.
+// Module images of the simulated driver: text that describes each kernel (format: double.hpp). Pure; throws nothing but
+// std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct KernelSpec {
   std::uint32_t shared_bytes = 0;
   std::uint32_t threads_max = 1024;
   std::uint32_t block_us = 20;
-  std::int32_t block_us_param = -1;  // the parameter that holds the block time, -1: block_us says it
+  std::int32_t block_us_param = -1;  // the parameter that holds the block time, -1: block_us holds it
   std::uint32_t blocks_per_sm = 4;
   Effect effect = Effect::kNone;
 };

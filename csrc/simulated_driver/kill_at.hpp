@@ -1,6 +1,6 @@
 // Fault injection: the process is killed, as kill -9 would, when a thread of a given name comes to a given step
-// (CUDASCHED_SIM_KILL_AT, see double.hpp). Two steps a driver call: on its way in, before anything of it has happened,
-// and on its way out, when all of it has.
+// (CUDASCHED_SIM_KILL_AT, see double.hpp). Two steps a driver call: at the start, before any effect, and at the end,
+// after all effects.
 #pragma once
 
 namespace cudasched::simulated_driver {

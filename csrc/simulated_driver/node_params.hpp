@@ -1,4 +1,4 @@
-// What a node does, from and to the driver's structures. Called with the driver's mutex held.
+// Conversion of a node's command from and to the driver's structures. Called with the driver's mutex held.
 #pragma once
 
 #include <cuda.h>

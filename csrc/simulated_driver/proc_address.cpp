@@ -19,7 +19,7 @@ void* address(F* function) {
   return reinterpret_cast<void*>(function);
 }
 
-// What no header has, or the library does not export.
+// Functions that no header has, or that the library does not export.
 struct Unlisted {
   std::string_view name;
   int since;

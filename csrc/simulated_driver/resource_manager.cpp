@@ -148,5 +148,5 @@ extern "C" int cudasched_simulated_ioctl(int descriptor, unsigned long request, 
     call->status = control(rm, descriptor, *call);
   }
   if (wire::number_of(request) == wire::kFree) rm.groups.erase(static_cast<wire::Free*>(argument)->object);
-  return 0;  // what is allocated is there by then
+  return 0;  // the allocated object is there by then
 }

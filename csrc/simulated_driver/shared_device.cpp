@@ -17,7 +17,7 @@ constexpr std::uint64_t kMagic = 0x314d'4953'4344'5543;  // "CUDCSIM1"
 constexpr std::uint32_t kVersion = 3;
 constexpr std::int64_t kReapPeriodNs = kNsPerMs;
 
-// What a lock on a byte of the file says.
+// The meanings of locks on bytes of the file.
 constexpr std::int64_t kOpeningByte = 0;   // someone is opening or initializing
 constexpr std::int64_t kPresentByte = 1;   // shared: a process has the device open
 constexpr std::int64_t kContextByte = 64;  // + slot: the context's process lives
@@ -33,7 +33,7 @@ int SharedDevice::open(const std::string& directory, int ordinal, double scale, 
   const std::string path = directory + "/device-" + std::to_string(ordinal);
   int error = 0;
   struct stat named {};
-  do {  // `cudasched clean` may have removed the file before it was locked
+  do {  // `cudasched clean` may have removed the file before the lock
     if (descriptor_ >= 0) close(descriptor_);
     descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (descriptor_ < 0) return errno;
@@ -130,7 +130,7 @@ void SharedDevice::destroy_context(Guard& guard, int context) noexcept {
   lock_byte(kContextByte + context, F_UNLCK, false);
 }
 
-// What a context that is gone held counts no more, whichever process removed it.
+// Memory of a context that is gone counts no more, after removal by any process.
 std::uint64_t SharedDevice::free_memory(Guard& guard) const noexcept {
   std::uint64_t held = 0;
   for (int context = 0; context < kContextCount; ++context) {

@@ -1,10 +1,10 @@
-// One simulated device in a file that all processes of a directory share: the model, its lock, and which of its
-// contexts belong to living processes. Knows nothing of the driver API.
+// One simulated device in a file that all processes of a directory share: the model, its lock, and the contexts of
+// living processes. Knows nothing of the driver API.
 //
 // The lock is a robust process-shared mutex; a process killed inside it leaves a model that Device::rebuild mends. A
 // context belongs to the process that holds the POSIX record lock on its slot's byte: gone with the process, not
-// inherited by fork. Such locks fall when the process closes any descriptor of the file, so it is opened once and kept.
-// The first process to open the file while no other has it open starts with an empty device.
+// inherited by fork. Such locks fall when the process closes any descriptor of the file, so the file is opened once and
+// kept. The first process to open the file while no other has it open starts with an empty device.
 #pragma once
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 namespace cudasched::simulated_driver {
 
-// The device that it is around.
+// The device inside the file.
 using simulate::Completion;
 using simulate::Device;
 using simulate::kContextCount;
@@ -34,9 +34,8 @@ using simulate::Work;
 
 class SharedDevice {
  public:
-  // 0, or an errno: the directory is someone else's or cannot be made, no space, the file is in use with another layout
-  // (EPROTO).
-  // `memory_bytes`: of the device; of the first process that opens it.
+  // 0, or an errno: the directory belongs to another user or cannot be made, no space, the file is in use with another
+  // layout (EPROTO). `memory_bytes`: of the device; of the first process that opens it.
   int open(const std::string& directory, int ordinal, double scale,
            std::uint64_t memory_bytes = std::uint64_t{64} << 30);
 
@@ -58,7 +57,7 @@ class SharedDevice {
   Status create_context(Guard& guard, int* context) noexcept;
   void destroy_context(Guard& guard, int context) noexcept;
 
-  // Memory of the device, which a context holds until it gives it back or ends. False: there is not so much.
+  // Memory of the device, which a context holds until give_memory_back or its end. False: too little is free.
   bool take_memory(Guard& guard, int context, std::uint64_t bytes) noexcept;
   void give_memory_back(Guard& guard, int context, std::uint64_t bytes) noexcept;
   std::uint64_t free_memory(Guard& guard) const noexcept;
