@@ -2,16 +2,16 @@
 
 ::
 
-    import cudasched  # before torch, or whatever else loads CUDA
+    import cudasched  # before torch, or any other library that loads CUDA
     import torch
 
     with cudasched.region("latency", slo_ms=5):
         y = model(x)
 
 Importing the package puts a shim in front of the CUDA driver in this process, unless ``CUDASCHED_OFF=1`` says not to.
-On a machine without a driver it does nothing (`state` says so); where CUDA is loaded already it warns, and regions do
-nothing. It never makes a driver call and never raises. What is set in the environment or in a TOML file
-(`cudasched.config`) is put into this process's environment for the engine to read.
+On a machine without a driver the import does nothing (`state` says so); where CUDA is loaded already, the import warns,
+and regions do nothing. The import never makes a driver call and never raises. Settings of the environment or a TOML
+file (`cudasched.config`) are put into this process's environment for the engine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def install() -> None:
     Does nothing if that is done already, or under ``CUDASCHED_OFF=1``.
 
     Raises:
-        HookError: CUDA is loaded already, there is no driver (the message says what was searched), another
+        HookError: CUDA is loaded already, there is no driver (the message lists the searched places), another
             installation of cudasched is in this process, or the package was not built. The process goes on unmanaged.
     """
     hook.install()
@@ -138,7 +138,7 @@ def _is_command_line() -> bool:
 
 
 def _configure() -> None:
-    """Puts what is set into this process's environment, for the engine, and warns of what is wrong. Never raises."""
+    """Puts the settings into this process's environment, for the engine, and warns of invalid ones. Never raises."""
     try:
         resolved = config.resolve(tolerant=True)
         if resolved.chosen_class is not None:
@@ -151,7 +151,7 @@ def _configure() -> None:
         os.environ.update(resolved.environment())
         refused = [f"{text}; the default is used" for text in resolved.refused]
         said = config.untold([*refused, *resolved.notes], os.environ)
-    except Exception as error:  # what was not foreseen costs the settings, not the program
+    except Exception as error:  # an unforeseen error costs the settings, not the program
         said = [f"{type(error).__name__}: {_text.printable(str(error))[:200]}; settings of files have no effect here"]
     log.configure()  # as the file of settings has it, if one does
     for text in said:
@@ -159,7 +159,7 @@ def _configure() -> None:
 
 
 def _activate(as_program: bool = False) -> None:
-    """Does what importing the package does; `as_program`: in the command, too, where that runs models."""
+    """Activates the package as its import does; `as_program`: also in the command, where that runs models."""
     if hook.switched_off() or (_is_command_line() and not as_program):
         log.configure()
         return

@@ -1,4 +1,4 @@
-"""Where an installed package has what a C++ program builds with (docs/cpp.md)."""
+"""The places of an installed package's files for building C++ programs (docs/cpp.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--json` prints: one line, one form for every command (docs/json.md)."""
+"""The document that `--json` prints: one line, one form for every command (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def document(kind: str, data: Any) -> str:
 
     Args:
         kind: The command.
-        data: What it found; docs/json.md has the fields for each kind.
+        data: The command's findings; docs/json.md has the fields for each kind.
     """
     return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "version": __version__, "data": data})

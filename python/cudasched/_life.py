@@ -1,7 +1,7 @@
 """A process that ends with the one that started it, however that ends: by a signal, too, and while this one is busy.
 
-The starter keeps one end of a pipe or socket open, which the kernel closes when it is gone; `end_with` waits for that
-on a thread of its own. The thread runs beside a kernel that hangs, and beside Python code that never returns.
+The starter keeps one end of a pipe or socket open, which the kernel closes when the starter ends. `end_with` waits for
+that on a thread of its own. The thread runs beside a kernel that hangs, and beside Python code that never returns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PEER_CLOSED = (
 
 
 def end_with(descriptor: int) -> None:
-    """Kills this process, and those of its group where it leads one, when the other end of a descriptor is closed.
+    """Kills this process, or its group where it leads one, when the other end of a descriptor is closed.
 
     Args:
         descriptor: A pipe's reading end, or a connected socket; nothing is read from it.

@@ -1,8 +1,8 @@
 """Where a command's or a call's output goes: checked before the work begins, and written whole or not at all.
 
-A regular file is replaced in one step, with its mode and owner kept, and links to it stay links. Character devices,
-pipes, ``/dev/stdout`` and whatever else stands for an open file are written to and never replaced. Anything else is
-refused by name.
+A regular file is replaced in one step, with its mode and owner kept; symbolic links stay links. Character devices,
+pipes, ``/dev/stdout`` and other names of open files are written to and never replaced. Anything else is refused by
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPEN_FILE = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd/(\d+)")
 
 
 def _follow(path: Path) -> Path:
-    """What the path leads to; not beyond a name in /proc that stands for an open file."""
+    """The target of the path; not beyond a name in /proc that stands for an open file."""
     for _ in range(_MOST_LINKS):
         path = Path(os.path.realpath(path.parent)) / path.name
         if _OPEN_FILE.fullmatch(str(path)) or not path.is_symlink():
@@ -38,16 +38,16 @@ class Output:
     """One file that is going to be written.
 
     Attributes:
-        path: As it was given.
+        path: The given path.
         is_stream: It is written to in place: a device, a pipe, an open file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, option: str = "", parents: bool = False) -> None:
-        """Looks whether it can be written. Nothing is changed, but that missing directories are made if wanted.
+        """Checks that the output can be written. Nothing is changed, but that missing directories are made if wanted.
 
         Args:
             path: The file, there or not.
-            option: What the user wrote before it, such as ``-o``; for messages.
+            option: The option before the path, such as ``-o``; for messages.
             parents: Make the directories that are missing.
 
         Raises:
@@ -114,7 +114,7 @@ class Output:
         If the block raises, the output is as it was.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         directory = None if self.is_stream else self._target.parent
         descriptor, name = tempfile.mkstemp(prefix=f".{self.path.stem}-", suffix=self.path.suffix, dir=directory)
@@ -131,10 +131,10 @@ class Output:
             temporary.unlink(missing_ok=True)
 
     def write(self, content: str | bytes) -> None:
-        """Writes all of it.
+        """Writes the whole content.
 
         Raises:
-            Error: It cannot be written.
+            Error: The file cannot be written.
         """
         try:
             with self.replacing() as temporary:
@@ -143,7 +143,7 @@ class Output:
             raise Error(f"{self._named}: it cannot be written: {error.strerror or error}") from None
 
     def _dress(self, temporary: Path) -> None:
-        """Gives the new file the mode and the owner of the old one, or what a new file has."""
+        """Gives the new file the mode and the owner of the old one, or a new file's."""
         mode = self._mode
         if mode is None:
             umask = os.umask(0)
@@ -159,7 +159,7 @@ class Output:
     def _pass_on(self, temporary: Path) -> None:
         own = _OPEN_FILE.fullmatch(str(self._target))
         if own and int(own[1]) == os.getpid():
-            descriptor = os.dup(int(own[2]))  # its place in the file is shared: what follows is written behind it
+            descriptor = os.dup(int(own[2]))  # its place in the file is shared: later output goes behind this
         else:
             descriptor = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY)
         with open(temporary, "rb") as source, open(descriptor, "wb") as sink:

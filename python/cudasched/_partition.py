@@ -1,4 +1,4 @@
-"""Parts of a GPU's SMs: what ``region(..., sm_fraction=...)`` does with PyTorch's current stream."""
+"""Parts of a GPU's SMs: how ``region(..., sm_fraction=...)`` changes PyTorch's current stream."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def enter(fraction: float) -> Callable[[], None] | None:
     """Makes the stream of that part PyTorch's current one, ordered after the one that was.
 
     Returns:
-        What goes back to the stream that was current, ordered after the part's; None where nothing was done: without
-        PyTorch and a GPU, or where there can be no part, which is warned of once.
+        A function that goes back to the stream that was current, ordered after the part's. None where nothing was done:
+        without PyTorch and a GPU, or where there can be no part, with one warning.
     """
     global _warned
     torch = sys.modules.get("torch")

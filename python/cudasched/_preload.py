@@ -1,7 +1,7 @@
-"""How a program that knows nothing of cudasched meets the shim: by what the dynamic loader reads of its environment.
+"""How a program without cudasched loads the shim: by the dynamic loader's environment variables.
 
-The shim is preloaded, and its directory is the first of the library path: a start script that sets ``LD_PRELOAD`` anew
-still finds it by its name. What the user preloads comes before it.
+The shim is preloaded, and its directory is the first of the library path. So a start script that sets ``LD_PRELOAD``
+anew still finds the shim by name. The user's preloads come before the shim.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["added", "preloads", "removed"]
 
 _SHIMS = ("hook/libcuda.so.1", "hook/libcuda.so")
 _LIMITERS = ("libvgpu.so", "libvgpu-control.so")
-"""Libraries that limit what a program gets of a GPU, by standing in front of the driver: HAMi-core, vgpu-manager."""
+"""Libraries in front of the driver that limit a program's GPU resources: HAMi-core, vgpu-manager."""
 _LINK_ORDER = "verify_asan_link_order"
 
 
@@ -45,7 +45,7 @@ def added(files: hook.Files, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def removed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a program that is to meet the driver itself, whatever `added` has put there."""
+    """The environment of a program that is to load the driver itself, without the variables of `added`."""
     made = dict(environment)
     for name, parts in (
         ("LD_PRELOAD", [path for path in _paths(made.get("LD_PRELOAD", "")) if not path.endswith(_SHIMS)]),
@@ -58,15 +58,16 @@ def removed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def preloads(files: hook.Files, already: str, system: Path = Path("/etc/ld.so.preload")) -> str:
-    """The value of LD_PRELOAD: what the user had, then ours.
+    """The value of LD_PRELOAD: the user's libraries, then ours.
 
-    What limits every program of the system goes first, or calls of programs that link the driver would get round it.
+    A limiter of all programs of the system goes first, or calls of programs that link the driver would bypass the
+    limiter.
 
     Args:
         files: Where our libraries are.
         already: The user's LD_PRELOAD. Shims in it, as another `cudasched run` has put there, are left out: one engine
             a process.
-        system: The file that says what is preloaded into every program, after LD_PRELOAD.
+        system: The file that names the libraries preloaded into every program, after LD_PRELOAD.
 
     Raises:
         HookError: The installation's path cannot stand in LD_PRELOAD.
@@ -88,7 +89,7 @@ def _paths(value: str) -> list[str]:
 
 
 def _library_path(environment: Mapping[str, str]) -> list[str]:
-    """Its directories, without those of shims; an empty one is the working directory."""
+    """The directories of LD_LIBRARY_PATH, without those of shims; an empty one is the working directory."""
     value = environment.get("LD_LIBRARY_PATH", "")
     return [directory for directory in re.split("[:;]", value) if not _has_shim(directory)] if value else []
 

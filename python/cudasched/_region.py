@@ -1,4 +1,4 @@
-"""Regions, streams and the process's class: how a program says what its launches are."""
+"""Regions, streams and the process's class: how a program classifies its launches."""
 
 from __future__ import annotations
 
@@ -43,34 +43,35 @@ class region:  # noqa: N801  used like a function
         @cudasched.region("best_effort")
         def train_step(batch): ...
 
-    A region belongs to the thread that enters it: launches of other threads are not in it, and it must be left on the
-    same thread. Regions nest, the innermost holds; one object may be entered again, and by several threads at once. A
-    stream's own class (`bind_stream`) goes before a region's.
+    A region belongs to the thread that enters it: launches of other threads stay outside, and the same thread must
+    leave the region. Regions nest, the innermost holds; one object may be entered again, and by several threads at
+    once. A stream's own class (`bind_stream`) takes precedence over a region's.
 
     Decorated ``async def`` functions, generators and asynchronous generators are in the region while their own code
-    runs, and not while they are suspended, so that tasks of one event loop do not end up in each other's regions; the
-    latency target counts from their first step, and as it is not known what their later steps need, the policy
-    ``slack`` admits nothing into them. A ``with`` block that is held across an ``await`` is left there, so that other
-    tasks are not in it, and raises `Error` at its end, unless another exception ends it: decorate instead. Across a
-    ``yield`` it stays open: decorate. One that ends on another thread than it was entered on, as that of a generator
-    does which threads of a pool advance, ends there for both, with the same `Error`. Greenlets and tasks of trio have
-    regions of their own: a ``with`` block is left while others run. `metrics` counts its request to the first switch.
+    runs, and not while suspended. So tasks of one event loop do not enter each other's regions. The latency target
+    counts from the first step. The time of later steps is not known, so the policy ``slack`` admits nothing into them.
+    An ``await`` in a ``with`` block leaves the region, so that other tasks stay outside. The block then raises `Error`
+    at its end, unless another exception ends the block: decorate instead. Across a ``yield`` the region stays open:
+    decorate. A block may end on another thread than the one that entered it, as in a generator that threads of a pool
+    advance. The region then ends for both threads, with the same `Error`. Greenlets and tasks of trio have regions of
+    their own: a ``with`` block is left while others run. `metrics` counts such a block's request to the first switch.
 
-    In a program that has PyTorch on CUDA, the body's work goes to a stream of the thread's own, one a class, and from
-    a thread's first region on it works outside on a stream of its own, too. On the GPU each of these waits for what the
-    thread did before, so a thread sees its own work in order; a thread that uses what another computes has it handed
-    over (`cudasched.torch.handover`). ``stream="inherit"`` stays on the current stream. ``docs/pytorch.md`` says more.
+    In a program that has PyTorch on CUDA, the body's work goes to a stream of the thread's own, one a class. From a
+    thread's first region on, its work outside goes to a stream of the thread's own, too. On the GPU each of these
+    streams waits for the thread's earlier work, so a thread sees its own work in order. A thread that uses another's
+    results calls `cudasched.torch.handover`. ``stream="inherit"`` stays on the current stream. ``docs/pytorch.md`` says
+    more.
 
-    With `sm_fraction`, a best-effort region's PyTorch work runs on a part of the SMs, whatever happens on the others.
-    Entering makes a stream of that part PyTorch's current one, after the work of the stream that was current; leaving
-    goes back to that one, after the region's work. What PyTorch documents for side streams holds: a tensor made on one
-    side and still used on the other when it is freed needs ``record_stream``. The part is rounded to what the GPU can
-    divide (from Hopper on multiples of 8 SMs, not above the fraction, but at least 8); regions with the same part share
-    its one stream, which lives as long as the process. A CUDA graph keeps the SMs it was captured on. Without PyTorch
-    nothing is switched; `stream` is there to launch on. ``docs/partitions.md`` says more.
+    With `sm_fraction`, a best-effort region's PyTorch work runs on a part of the SMs alone. At the entry a stream of
+    that part becomes PyTorch's current one, ordered after the work of the earlier stream. At the end the earlier stream
+    is current again, ordered after the region's work. PyTorch's rule for side streams holds: a tensor made on one side
+    and still used on the other when freed needs ``record_stream``. The part is rounded to the GPU's granularity: from
+    Hopper on multiples of 8 SMs, not above the fraction, but at least 8. Regions with the same part share its one
+    stream, which lives as long as the process. A CUDA graph keeps the SMs of its capture. Without PyTorch nothing is
+    switched; launch on `stream`. ``docs/partitions.md`` says more.
 
-    Without the hook (no driver, CUDA loaded before cudasched) a region does nothing. What fails inside the engine is
-    warned of once and does not reach the program.
+    Without the hook (no driver, CUDA loaded before cudasched) a region does nothing. A failure inside the engine gives
+    one warning and does not reach the program.
 
     Args:
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"`` (``"best-effort"``).
@@ -78,20 +79,21 @@ class region:  # noqa: N801  used like a function
         priority: Of a latency region: higher enters first where clients enter by deadline. Best-effort programs share
             the GPU by the priority of the program (`set_class`).
         sm_fraction: Part of the SMs that the region may use, over 0 and under 1; None: all. Best effort alone.
-        name: Under which `metrics` counts its requests: 1 to 63 bytes of UTF-8 without control characters; "": together
-            with all that have none. Of class latency. A process has 10 names; the regions of any further ones are
-            counted together as "(others)", so use few: what a request is, not which one.
+        name: The name under which `metrics` counts the requests: 1 to 63 bytes of UTF-8 without control characters; "":
+            together with all other unnamed ones. Of class latency. A process has 10 names; the regions of any further
+            ones are counted together as "(others)", so name kinds of requests, not single ones.
         stream: Where PyTorch's work goes: ``"own"``, the thread's stream of the class; ``"inherit"``, the stream that
             is current; or a ``torch.cuda.Stream``. With `sm_fraction` it is that part's.
 
         memory_limit: The most memory that PyTorch should hold for regions of this name, ``"20GiB"`` or a number of
-            bytes. Beyond it nothing fails: it is warned of once a name and counted (`cudasched.torch.memory`), which
-            needs `cudasched.torch.observe`. A limit that holds is the program's (``cudasched run --memory-limit``).
+            bytes. Beyond the limit nothing fails: each name warns once, and crossings are counted
+            (`cudasched.torch.memory`), which needs `cudasched.torch.observe`. A limit that holds is the program's
+            (``cudasched run --memory-limit``).
 
     Raises:
         ConfigError: An argument has no meaning; on entering, the stream is of another device than the current one.
-        Error: On leaving: this thread has not entered the region, or has left it already, or it was held across an
-            ``await``. Where an exception ends the block, that one goes on, with a note.
+        Error: At the end: this thread has not entered the region, or has left the region already, or the block was held
+            across an ``await``. Where an exception ends the block, that exception goes on, with a note.
     """
 
     def __init__(
@@ -147,10 +149,10 @@ class region:  # noqa: N801  used like a function
         _end([], self, *exception)
 
     def __call__(self, function: _Function) -> _Function:
-        """Decorates `function`: its body runs in the region, and so do coroutines and generators that it returns.
+        """Decorates `function`: the body runs in the region, and so do returned coroutines and generators.
 
         Raises:
-            ConfigError: It is no function.
+            ConfigError: `function` is no function.
         """
         if isinstance(function, (staticmethod, classmethod)):
             return type(function)(self(function.__func__))
@@ -210,7 +212,7 @@ class region:  # noqa: N801  used like a function
         return time.monotonic_ns() + int(self._slo_ms * 1e6) if self._slo_ms else 0
 
     def _steps(self, body: Any, deadline_ns: int | None = None) -> Generator[Any, Any, Any]:
-        """Drives a generator or a coroutine; each of its steps runs in the region, its suspensions do not."""
+        """Drives a generator or a coroutine; each step runs in the region, suspensions do not."""
         if deadline_ns is None:
             deadline_ns = self._deadline_ns()
         step, value = body.send, None
@@ -249,14 +251,14 @@ class _Entry:
         self.deadline_ns = deadline_ns  # of a step of a request: that of the whole
         self.begun = False
         self.core: Any = None  # the engine, where there is one, and
-        self.tokens: list[int] = []  # what it calls the region, once that is open
+        self.tokens: list[int] = []  # the core's tokens of the region, while open
         self.entries: list[_Entry] = []  # those of the thread
         self.moving: tuple[int, int] | None = None  # its key in `_moving`
         self.leave_part: Callable[[], None] | None = None  # leaves a part of the SMs
         self.stream_entry: _streams.Entry | None = None
 
     def enter(self) -> None:
-        """Enters it, on the calling thread. If that raises, `leave` undoes what has been done."""
+        """Enters the region, on the calling thread. If that raises, `leave` undoes the part done."""
         global _best_effort_thread
         mine = self.region
         self.entries = entries = _thread.regions
@@ -297,13 +299,13 @@ class _Entry:
         elif mine._name:
             call, last = core.region_enter_named, (mine._slo_ms, mine._name)
         try:
-            # One step for signal handlers, whose exceptions would lose what is returned: no bytecode lies between.
+            # One step for signal handlers, whose exceptions would lose the result: no bytecode lies between.
             self.tokens.extend(itertools.starmap(call, [(mine._class, mine._priority, *last)]))
         except Error as error:
             _warn_once(error, 4)
 
     def follow(self, frame: FrameType | None) -> None:
-        """Looks after it while what is to leave it may give way to others.
+        """Follows the region while its task may give way to others.
 
         Args:
             frame: That of the `with` block; None: the region is a function's.
@@ -319,7 +321,7 @@ class _Entry:
             return
         asyncio = modules.get("asyncio")
         if asyncio is not None and (loop := asyncio._get_running_loop()) is not None:
-            # The loop runs it when the task that is in the region has given way, if it has not left the region by then.
+            # The loop runs this when the region's task has given way, if the task has not left the region by then.
             loop.call_soon(_suspended, self)
         if frame.f_code.co_flags & _SUSPENDS:
             self.moving = id(frame), id(self.region)
@@ -328,11 +330,11 @@ class _Entry:
                 self.core.region_may_move(token)
 
     def leave(self) -> None:
-        """Leaves it, on the thread that entered it. Once it has been left, this does nothing."""
+        """Leaves the region, on the thread that entered it. Once left, this does nothing."""
         _leave([], self)
 
     def end_elsewhere(self) -> None:
-        """Ends it, on another thread than it was entered on."""
+        """Ends the region on another thread than that of the entry."""
         tokens, self.tokens = self.tokens, []
         for token in tokens:
             self.core.region_end_elsewhere(token)
@@ -349,10 +351,10 @@ class _Entry:
 
 
 def _leave(begun: list[Any], entry: _Entry) -> None:
-    """`_Entry.leave`; it may be done twice."""
+    """`_Entry.leave`; twice does no harm."""
     entry.forget()
     torch_side = _torch_regions
-    if entry.stream_entry is not None:  # in the region still: what is queued for it stays queued
+    if entry.stream_entry is not None:  # in the region still: its queued work stays queued
         torch_side.leave(entry)
         entry.stream_entry = None
     if torch_side is not None and not begun:
@@ -375,7 +377,7 @@ def _leave(begun: list[Any], entry: _Entry) -> None:
 
 
 def _end(begun: list[_Entry | str], mine: region, *exception: object) -> None:
-    """The end of a `with` block; where it is done twice, the second time goes on with what is in `begun`."""
+    """The end of a `with` block; a second call goes on with the entry in `begun`."""
     if not begun:
         begun.append(_open_entry(mine))
     entry, error = begun[0], exception[1] if len(exception) > 1 else None
@@ -388,7 +390,7 @@ def _end(begun: list[_Entry | str], mine: region, *exception: object) -> None:
 
 
 def _open_entry(mine: region) -> _Entry | str:
-    """The calling thread's innermost one of the region; what is wrong, where there is none."""
+    """The calling thread's innermost entry of the region; the error text, where there is none."""
     for entry in reversed(_thread.regions):
         if entry.region is mine:
             return entry
@@ -434,7 +436,7 @@ _RESUMED: dict[type, Callable[[region, Any], Any]] = {
     types.CoroutineType: _awaited,
     types.GeneratorType: region._steps,
 }
-"""What goes on in the region of the function that has returned it."""
+"""Types of results that go on in the region of the function that returned them."""
 
 
 def guard_ends(core: Any) -> None:
@@ -484,7 +486,7 @@ _thread = _Thread()
 
 
 def _suspended(entry: _Entry) -> None:
-    """The event loop goes on while the region of one of its tasks is open: it is left here, and its end is an error."""
+    """The event loop goes on while a task's region is open: leaves the region, and its end is an error."""
     if entry in _thread.regions:
         entry.leave()
         _thread.suspended.append(entry.region)
@@ -501,7 +503,7 @@ def _take_suspended(mine: region) -> bool:
 
 
 def _torch_side() -> Any:
-    """What regions do with PyTorch's streams (`cudasched.torch._regions`); loaded when PyTorch is."""
+    """The handling of PyTorch's streams (`cudasched.torch._regions`); loaded when PyTorch is."""
     global _torch_regions
     if _torch_regions is None:
         from cudasched.torch import _regions
@@ -555,12 +557,12 @@ def expect(*, within_ms: float) -> None:
         with cudasched.region("latency", slo_ms=5):
             y = model(x)
 
-    The next latency region or launch takes it from there. If none comes, best-effort work goes on when `within_ms` is
+    The next latency region or launch ends the announcement. If none comes, best-effort work goes on when `within_ms` is
     over. Without the hook this does nothing.
 
     Args:
-        within_ms: How soon the work comes, at the latest: ms, over 0 and at most 1000. Best-effort work loses what
-            of it is too long.
+        within_ms: The latest arrival of the work: ms, over 0 and at most 1000. A bound that is too long costs
+            best-effort time.
 
     Raises:
         ConfigError: `within_ms` has no meaning.
@@ -582,10 +584,10 @@ _warned = False
 
 
 def _warn_once(error: Error, frames: int) -> None:
-    """What fails inside the engine does not reach the program: the first failure is a warning, others are silent.
+    """A failure inside the engine does not reach the program: the first one warns, others are silent.
 
     Args:
-        error: What failed.
+        error: The failure.
         frames: So many calls of ours lie between the program and this one, this one among them.
     """
     global _warned
@@ -594,15 +596,15 @@ def _warn_once(error: Error, frames: int) -> None:
         warnings.warn(f"a region or a hint has no effect: {error}", HookWarning, stacklevel=frames + 1)
 
 
-# A request makes a region where every microsecond counts, mostly with arguments that were seen before. By their types
-# too: True is no priority, though it equals 1.
+# A request makes a region where every microsecond counts, mostly with arguments that were seen before. By types too:
+# True is no priority, though equal to 1.
 _known = functools.lru_cache(maxsize=64, typed=True)(check_region)
 
 
 def _checked(client_class: object, priority: object, slo_ms: object) -> Config:
     try:
         return _known(client_class, priority, slo_ms)
-    except TypeError:  # what cannot be looked up is wrong too, and is told so
+    except TypeError:  # an unhashable argument is wrong too, and gets its message
         return check_region(client_class, priority, slo_ms)
     except ConfigError:
         if callable(client_class):  # @cudasched.region, without its parentheses
@@ -642,10 +644,10 @@ def _stream_handle(stream: object) -> int:
 
 
 def bind_stream(stream: object, client_class: str) -> None:
-    """Gives a stream's launches a class, whichever thread launches them; it goes before a region's.
+    """Gives a stream's launches a class, for launches of every thread; it overrides a region's.
 
-    A priority is a program's or a region's, and a stream has none. PyTorch takes its streams from pools: unbind one
-    before it goes back. Without the hook this does nothing.
+    A priority is a program's or a region's, and a stream has none. PyTorch takes its streams from pools: unbind a
+    stream before it goes back to its pool. Without the hook this does nothing.
 
     Args:
         stream: A ``torch.cuda.Stream``, a ``cupy.cuda.Stream``, or a CUstream's address as an integer.
@@ -678,8 +680,8 @@ def unbind_stream(stream: object) -> None:
 def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:
     """Sets the class of this process's launches that no region and no stream decides.
 
-    It goes before what the environment says, whenever it is called; MPS goes by what it is at the first CUDA call.
-    Without the hook this does nothing.
+    This overrides the environment's class at any time; MPS uses the class at the first CUDA call. Without the hook this
+    does nothing.
 
     Args:
         client_class: ``"latency"``, ``"normal"`` or ``"best_effort"``.

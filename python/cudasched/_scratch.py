@@ -1,6 +1,6 @@
 """Where files are kept between runs, and temporary directories that do not outlive their program for long.
 
-One that is removed in good order is gone at once. What a process leaves that was killed has lost its lock, and the next
+A directory that is removed in good order is gone at once. That of a killed process has lost its lock, and the next
 process that makes such a directory removes it.
 """
 
@@ -32,7 +32,7 @@ def cache_directory() -> Path | None:
 
 
 def ours(seen: os.stat_result) -> bool:
-    """Whether this user or the administrator alone decides what is in a file or directory."""
+    """Whether this user or the administrator alone decides the content of a file or directory."""
     return seen.st_uid in (os.geteuid(), 0) and not seen.st_mode & _OTHERS_WRITE
 
 
@@ -44,19 +44,19 @@ class Scratch:
     """
 
     def __init__(self, purpose: str, *, in_memory: bool = False) -> None:
-        """Makes it, and removes those of the same purpose whose processes are gone.
+        """Makes a directory, and removes those of the same purpose whose processes are gone.
 
         Args:
-            purpose: Goes into its name: ``cudasched.<purpose>-...``.
-            in_memory: In ``/dev/shm`` where that can be: what is mapped there is never written to disk.
+            purpose: Part of the name: ``cudasched.<purpose>-...``.
+            in_memory: In ``/dev/shm`` where possible: mapped files there are never written to disk.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: The directory cannot be made.
         """
         parent = "/dev/shm" if in_memory and os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         prefix = f"cudasched.{purpose}-"
         _sweep(Path(parent), prefix)
-        # Under another name until it is locked, so that no other process takes it for one that was left.
+        # Under another name until locked, so that no other process takes the directory for an abandoned one.
         made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
         self._lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class Scratch:
         made.rename(self.path)
 
     def close(self) -> None:
-        """Removes it. May be called again."""
+        """Removes the directory. May be called again."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -96,6 +96,6 @@ def _sweep(parent: Path, prefix: str) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(parent / name, ignore_errors=True)
         except OSError:
-            pass  # its process lives
+            pass  # the process lives
         finally:
             os.close(lock)

@@ -23,11 +23,11 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        title: Its heading.
+        title: The heading.
         cells: One a row.
-        importance: What is least important goes first where there is no room; 0: it never goes.
+        importance: The least important columns go first where there is no room; 0: the column never goes.
         is_number: To the right.
-        may_shorten: Its cells may lose their middles, to `_LEAST_NAME` characters: names, where there are others.
+        may_shorten: Cells may lose their middles, to `_LEAST_NAME` characters: names, where there are others.
         style: Of its cells, as rich names styles.
     """
 
@@ -53,7 +53,7 @@ def _columns_are_set() -> bool:
 
 
 def shortened(text: str, characters: int) -> str:
-    """The text with its middle left out."""
+    """The text without the middle."""
     if len(text) <= characters:
         return text
     head = (characters - 3) // 2

@@ -1,8 +1,8 @@
-"""Regions of greenlets and of trio's tasks: what takes turns on one thread does not share its regions.
+"""Regions of greenlets and of trio's tasks: tasks that take turns on one thread do not share regions.
 
 A greenlet or task that gives way to another leaves its regions, and enters them again when it goes on. Both libraries
-say when: greenlets by a trace function of the thread, which calls the one that was there before; trio by an instrument
-of its run. Nothing here imports either.
+report this: greenlets by a trace function of the thread, which calls the earlier one; trio by an instrument of its run.
+Nothing here imports either.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def follow(thread: Any) -> None:
 
 
 class _Turns:
-    """The regions of those on a thread that wait for their turn."""
+    """The regions of a thread's greenlets or tasks that wait for their turn."""
 
     def __init__(self, thread: Any) -> None:
         self._thread = thread

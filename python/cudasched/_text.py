@@ -13,8 +13,8 @@ def printable(text: str, *, newlines: bool = False) -> str:
     r"""The text with everything that a terminal would obey written out: ``"\x1b[2J"`` as ``\\x1b[2J``.
 
     Args:
-        text: A name, a path, a message: whatever another program may have chosen.
-        newlines: Leave those as they are.
+        text: A name, a path, a message: any text that another program may have chosen.
+        newlines: Leave newlines unchanged.
     """
     if text.isprintable():
         return text
@@ -29,7 +29,7 @@ def _written(character: str) -> str:
 
 
 def counted(number: int, one: str, several: str) -> str:
-    """A number and what there is of it: "1 process", "3,000 processes"."""
+    """A number and its noun: "1 process", "3,000 processes"."""
     return f"{number:,} {one if number == 1 else several}"
 
 

@@ -1,8 +1,8 @@
 """Removes the files that cudasched keeps between runs and makes again by itself: ``cudasched clean``.
 
-A place that a living process uses stays: it holds a lock there, or has a file of it open or mapped. Both are looked at
-again right before a place is removed, and its locks are held until it is gone. Lock files stay, as processes take turns
-by them; so do the token and the audit log of ``cudasched serve``.
+A place that a living process uses stays: the process holds a lock there, or has a file open or mapped. Both are checked
+again right before a place is removed, and its locks are held until the place is gone. Lock files stay, because
+processes take turns by them; so do the token and the audit log of ``cudasched serve``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["Cleaned", "clean"]
 
 @dataclass(frozen=True)
 class Cleaned:
-    """A file or directory, and what became of it.
+    """A file or directory, and the outcome.
 
     Attributes:
-        path: Where it is or was.
-        kind: What it holds, such as ``client table``.
-        bytes: On disk, with what is in it.
-        outcome: ``unused``: it is removed, or would be; ``used`` by a living process: it stays; ``refused``: it belongs
-            to another user, or cannot be removed.
+        path: The present or former path.
+        kind: The kind of content, such as ``client table``.
+        bytes: On disk, with the content.
+        outcome: ``unused``: removed, or would be; ``used`` by a living process: stays; ``refused``: belongs to another
+            user, or cannot be removed.
         why: Of ``refused``.
     """
 
@@ -57,7 +57,7 @@ def _by_file(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class _Place:
-    """What is removed together.
+    """Paths that are removed together.
 
     Attributes:
         kind: As in `Cleaned`.
@@ -102,7 +102,7 @@ def _is_used(place: _Place) -> bool:
 
 
 def _entries(place: _Place) -> Iterator[Path]:
-    """Each path of a place that is there, and what is under it."""
+    """Each existing path of a place, and all paths below."""
     for path in filter(os.path.lexists, place.paths):
         yield path
         if path.is_symlink():
@@ -170,7 +170,7 @@ def _of_simulation(simulated: Path) -> Iterator[_Place]:
 
 
 def _scratch() -> Iterator[_Place]:
-    """Of programs that were killed; those of other users are nobody's business here."""
+    """Of programs that were killed; without those of other users."""
     for parent in sorted({tempfile.gettempdir(), "/dev/shm"}):
         for path in sorted(Path(parent).glob("cudasched.*-*")):
             with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ def _scratch() -> Iterator[_Place]:
 
 
 def _in(directory: Path, find: Callable[[Path], Iterable[_Place]]) -> Iterator[_Place]:
-    """What is found in a directory of this user; of another user's the directory itself, which is refused."""
+    """The places in a directory of this user; for another user's, the directory itself, which is refused."""
     if directory.is_dir():
         yield from find(directory) if directory.stat().st_uid == os.geteuid() else (_Place("directory", (directory,)),)
 
@@ -199,7 +199,7 @@ def _places(everything: bool) -> Iterator[_Place]:
 
 
 def _foreign(place: _Place) -> str:
-    """Whose it is, if not this user's."""
+    """The owner, if not this user."""
     for path in filter(os.path.lexists, place.paths):
         if (owner := path.lstat().st_uid) != os.geteuid():
             return f"it belongs to user {owner}"
@@ -226,10 +226,10 @@ def _clean(place: _Place, dry_run: bool) -> Cleaned:
 
 
 def clean(*, dry_run: bool = False, everything: bool = False) -> Iterator[Cleaned]:
-    """Removes caches, tables that nobody uses, and what killed programs left, one after another.
+    """Removes caches, unused tables, and files of killed programs, one after another.
 
     Args:
-        dry_run: Say what would be removed, and remove nothing.
+        dry_run: Name the places to remove, and remove nothing.
         everything: Trained models and the tuner's measurements, too: they cost time on a GPU.
 
     Yields:

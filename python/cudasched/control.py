@@ -8,10 +8,10 @@
         if client.name == "train.py":
             cudasched.control.change(client.id, client_class="best_effort", weight=0.5)
 
-A change is asked for in the shared table of a GPU and made by the client's own ticker thread, at once while the client
-works and within a second where it is idle; the launch path knows nothing of it. It holds on all of the client's GPUs
-and ends with it. Permitted is what the table's file permits: the user whose clients these are. `cudasched top`,
-`cudasched serve` and its gRPC service change clients by these functions.
+A change is written into the shared table of a GPU. The client's own ticker thread makes the change, at once while the
+client works and within a second while idle. The launch path is not involved. The change holds on all of the client's
+GPUs and ends with the client. The table file's permissions decide: only the user of these clients may change them.
+`cudasched top`, `cudasched serve` and its gRPC service change clients by these functions.
 """
 
 from __future__ import annotations
@@ -85,18 +85,19 @@ class Client:
 
     Attributes:
         id: 16 hexadecimal digits, drawn when the process started; by this a client is changed.
-        pid: As its own pid namespace numbers it; for display only.
+        pid: The number in the client's own pid namespace; for display only.
         name: ``CUDASCHED_NAME``, else the program's name.
         client_class: Of its launches that no region and no stream decides.
         classes: Those that it has used so far.
-        priority: Within the class, higher first. While a latency region with a priority of its own is open: that.
-        weight: Multiplies its share among best-effort clients.
-        policy: What decides over its best-effort launches; ``own``: a policy that the program brings.
+        priority: Within the class, higher first. While a latency region with a priority of its own is open: the
+            region's.
+        weight: Multiplies the share among best-effort clients.
+        policy: The policy for its best-effort launches; ``own``: the program's own policy.
         slo_ms: Its own latency target, ms; None: none.
-        memory_bytes: What it has allocated on its GPUs and not freed.
+        memory_bytes: Memory allocated on its GPUs and not freed.
         memory_limit_bytes: The most that it may allocate on each; None: no limit.
-        gpus: UUIDs of its GPUs.
-        version: Its version of cudasched.
+        gpus: UUIDs of the GPUs.
+        version: Of cudasched in the client.
     """
 
     id: str
@@ -115,9 +116,9 @@ class Client:
 
 
 def client_of(process: Process) -> Client:
-    """A process as it can be changed."""
+    """A process that can be changed."""
     found = [client for _, client in process.clients]
-    # Of a process with several clients on one GPU, each says what its class holds.
+    # Of a process with several clients on one GPU, each has the memory of its class.
     held: dict[tuple[str, int], int] = {(uuid, client.slot): client.memory_bytes for uuid, client in process.clients}
     own = next((client for client in found if client.client_class == client.process_class), found[0])
     return Client(
@@ -198,22 +199,23 @@ def change(
     Args:
         client: Its `Client.id`.
         client_class: ``latency``, ``normal`` or ``best_effort``: of its launches from now on. A program that has
-            entered regions says itself what class its work has, and is refused this.
+            entered regions chooses the class itself, and is refused.
         priority: -8 to 8.
         weight: 0.01 to 100.
         policy: ``strict``, ``slack``, ``harvest`` or ``open``; also in the place of the program's own. `harvest` also
-            needs that the latency clients beside it were started with it (``docs/policies.md``).
-        memory_limit: Most bytes that it may allocate on each GPU, as a number or as ``20GiB``, in whole MiB; 0 or
-            ``none``: no limit. One below what it holds is refused.
+            needs latency clients that were started with ``harvest`` (``docs/policies.md``).
+        memory_limit: Most bytes that the client may allocate on each GPU, as a number or as ``20GiB``, in whole MiB; 0
+            or ``none``: no limit. A limit below its present memory is refused.
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
         timeout_s: For each answer, at most a minute.
 
     Returns:
-        The client as it is now.
+        The client after the change.
 
     Raises:
         ConfigError: A value has no meaning; nothing was changed.
-        ControlError: The client cannot be changed, or not in this way. What was changed before stays, and is named.
+        ControlError: The client cannot be changed, or not in this way. The message names the changes already made,
+            which stay.
         ArbiterError: A table cannot be opened: it is another user's, damaged or of another version.
         HookError: The package was not built, or two installations of cudasched are in this process.
     """
@@ -244,7 +246,7 @@ def change(
 
 
 def _lock(place: Path) -> int | None:
-    """A locked descriptor of the file beside a trace's directory, which its client makes anew; None: it is in use."""
+    """A locked descriptor of the file beside a trace's directory, which the client makes anew; None: in use."""
     file = place.with_name(f"{place.name}{_LOCK}")
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -267,10 +269,10 @@ def _remove(place: Path, lock: int) -> None:
 
 @contextlib.contextmanager
 def _tracing(traces: Path, client: str) -> Iterator[Path]:
-    """The directory of a client's records, from before it is asked until they are a trace.
+    """The directory of a client's records, from before the request until the records are a trace.
 
     Raises:
-        ControlError: It is being traced already: a trace is over when it is written, not when its seconds are.
+        ControlError: The client is being traced already: a trace ends with its writing, not with its seconds.
         Error: Nothing can be written there.
     """
     place = traces / client
@@ -315,8 +317,9 @@ def trace(
 ) -> Summary:
     """Traces a running client for a while (``docs/traces.md``), and waits for the trace.
 
-    The client keeps at most 64 MiB of records, in the run directory; they go when the trace is written. Where this
-    process is killed meanwhile, the client ends the trace by itself, and the next trace of any client removes them.
+    The client keeps at most 64 MiB of records, in the run directory; the records go when the trace is written. Where
+    this process is killed meanwhile, the client ends the trace by itself, and the next trace of any client removes the
+    records.
 
     Args:
         client: Its `Client.id`.
@@ -326,14 +329,14 @@ def trace(
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
 
     Returns:
-        What the trace has and lacks.
+        The numbers of records that the trace has and lacks.
 
     Raises:
         ConfigError: An argument has no meaning, or the file cannot be written.
         ControlError: The client cannot be traced, is being traced already, or ended meanwhile.
         Error: Nothing was traced, or the trace cannot be written.
     """
-    from cudasched.observe.trace._parts import convert, format_of  # and with it what judges kernels, for this alone
+    from cudasched.observe.trace._parts import convert, format_of  # also imports the kernels' judge, for this alone
 
     number = _number(client)
     if not 0.001 <= seconds <= _LONGEST_TRACE_S:

@@ -1,7 +1,7 @@
-"""Looks whether cudasched can work here, and says what to do where it cannot: ``cudasched doctor``.
+"""Checks whether cudasched can work here, and names remedies: ``cudasched doctor``.
 
-Makes no CUDA call in this process. What is looked at by running something runs in a process of its own: the hook on the
-simulated driver, and two questions to the driver that was found, which make no context.
+Makes no CUDA call in this process. Checks that run something have a process of their own: the hook on the simulated
+driver, and two questions to the found driver without a context.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        name: What it is.
-        outcome: ``ok``; ``note``: cudasched works without it; ``problem``: it does not work as it should.
-        found: What there is.
-        remedy: What to do about it; empty if there is nothing to do.
+        name: The subject of the check.
+        outcome: ``ok``; ``note``: cudasched works without the subject; ``problem``: it does not work properly.
+        found: The finding.
+        remedy: The steps against a problem; empty if none are needed.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Check:
 
 
 def driver_version(path: str) -> str:
-    """The release of a driver, such as "580.65.06", by the name of its file or what the kernel says; "" if unknown."""
+    """The release of a driver, such as "580.65.06", by the name of its file or the kernel's report; "" if unknown."""
     if told := re.search(r"libcuda\.so\.(\d+\.[\d.]+)$", os.path.realpath(path)):
         return told[1]
     with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def _hook() -> Iterator[Check]:
 
 
 def _asked(path: str) -> tuple[int, list[str]]:
-    """The CUDA version of a driver and the names of its integrated GPUs; 0 and none where it does not answer."""
+    """The CUDA version of a driver and the names of its integrated GPUs; 0 and none without an answer."""
     return _answer(path, tuple(sorted(item for item in os.environ.items() if item[0].startswith("CUDASCHED_SIM_"))))
 
 
@@ -160,7 +160,7 @@ def _driver() -> Iterator[Check]:
     try:
         path = hook.load_core().find_driver()
     except Error as error:
-        yield Check("driver", "problem", str(error))  # which says what to do
+        yield Check("driver", "problem", str(error))  # which has the remedy
         return
     if os.path.realpath(path) == os.path.realpath(hook.locate().simulated_driver):
         yield Check("driver", "note", f"{path}, the simulated one", "unset CUDASCHED_DRIVER to use a GPU")
@@ -292,7 +292,7 @@ def _pytorch() -> Iterator[Check]:
 
 
 def _extras_of(requirements: Sequence[str]) -> dict[str, list[str]]:
-    """What each extra needs, as the package's metadata say it: ``pyarrow>=15; extra == "collect"``."""
+    """The requirements of each extra, by the package's metadata: ``pyarrow>=15; extra == "collect"``."""
     own: dict[str, list[str]] = {}
     for requirement in requirements:
         found = re.fullmatch(r'([\w.-]+)(?:\[([\w,-]+)\])?[^;]*; *extra == "([\w-]+)"', requirement)
@@ -343,7 +343,7 @@ _CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
 
 
 def examine() -> list[Check]:
-    """Looks at everything. Never raises: what cannot be looked at is a problem of its own."""
+    """Runs all checks. Never raises: a check that fails is a problem of its own."""
     found: list[Check] = []
     for name, look in _CHECKS.items():
         try:

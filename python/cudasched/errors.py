@@ -1,6 +1,6 @@
 """The exception tree and the warnings, the same names as in C++ (``csrc/base/error.hpp``).
 
-A message says what was wrong, where, and what to do about it.
+A message states the fault, the place and the remedy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ArbiterError(Error):
 
 
 class ModelError(Error, ValueError):
-    """Saved trees cannot be used; the message says where in the file, and what is supported."""
+    """Saved trees cannot be used; the message names the place in the file and the supported forms."""
 
 
 class StateError(Error, ValueError):

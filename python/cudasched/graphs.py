@@ -6,8 +6,8 @@
     for _ in range(1000):
         replay.launch(stream)
 
-A context is current to the calling thread, as PyTorch, CuPy or cuda-bindings make it. Streams are PyTorch's, CuPy's,
-cuda-bindings', or addresses. What a graph uses (memory, modules) has to live as long as it. Objects are used by one
+A context is current to the calling thread, by PyTorch, CuPy or cuda-bindings. Streams are PyTorch's, CuPy's,
+cuda-bindings', or addresses. Memory and modules that a graph uses must outlive the graph. Objects are used by one
 thread at a time. docs/device.md has the whole; include/cudasched/graphs.hpp is the same for C++.
 
 Best-effort graphs with conditional nodes or for launches from the device are never cut into slices.
@@ -61,7 +61,7 @@ def _module() -> Any:
 
 
 def driver_version() -> int:
-    """What CUDA the driver is for, such as 13000.
+    """The driver's CUDA version, such as 13000.
 
     Raises:
         UnsupportedError: There is no driver, or one from before CUDA 11.4.
@@ -104,8 +104,8 @@ class Conditional:
     """A conditional node.
 
     Attributes:
-        node: For what comes after it.
-        bodies: The graphs that it may run; they belong to it.
+        node: The node, for `after` of later ones.
+        bodies: The graphs that the node may run and owns.
     """
 
     node: int
@@ -113,7 +113,7 @@ class Conditional:
 
 
 class Builder:
-    """What nodes are added to: a graph, or the body of a conditional node. A node runs after those named `after`."""
+    """A graph, or the body of a conditional node, that takes nodes. A node runs after those named `after`."""
 
     def __init__(self, native: _core.GraphBuilder, owner: Builder | None = None) -> None:
         self._native = native
@@ -126,7 +126,7 @@ class Builder:
 
     @property
     def node_count(self) -> int:
-        """How many nodes it has, less those of bodies and children."""
+        """The number of nodes, less those of bodies and children."""
         return self._native.node_count
 
     def add_kernel(
@@ -158,15 +158,15 @@ class Builder:
         return self._native.add_fill(int(to), value, nbytes, list(after))
 
     def add_graph(self, child: Builder, *, after: Sequence[int] = ()) -> int:
-        """Adds a copy of a graph as one node. Returns it."""
+        """Adds a copy of a graph as one node. Returns the node."""
         return self._native.add_graph(child._native, list(after))
 
     def add_empty(self, *, after: Sequence[int] = ()) -> int:
-        """Adds a node that only orders. Returns it."""
+        """Adds a node that only orders. Returns the node."""
         return self._native.add_empty(list(after))
 
     def add_if(self, condition: int, *, with_else: bool = False, after: Sequence[int] = ()) -> Conditional:
-        """Adds a node that runs its first body where the condition is not 0, else its second, if it has one.
+        """Adds a node that runs its first body where the condition is not 0, else its second, if any.
 
         Raises:
             UnsupportedError: The driver is from before CUDA 12.4, or before 12.8 with an else.
@@ -174,7 +174,7 @@ class Builder:
         return self._conditional(self._native.add_if(condition, with_else, list(after)))
 
     def add_while(self, condition: int, *, after: Sequence[int] = ()) -> Conditional:
-        """Adds a node that runs its body as long as the condition is not 0; it is asked before each time.
+        """Adds a node that runs its body as long as the condition is not 0, checked before each run.
 
         Raises:
             UnsupportedError: The driver is from before CUDA 12.4.
@@ -195,7 +195,7 @@ class Builder:
 
 
 class Graph(Builder):
-    """A graph; what is captured, or empty."""
+    """A graph: captured, or empty at first."""
 
     def __init__(self, native: _core.Graph | None = None) -> None:
         self._graph: _core.Graph = native if native is not None else _module().Graph()
@@ -205,7 +205,7 @@ class Graph(Builder):
         """A value for one conditional node of this graph or of a body in it, which kernels set.
 
         Args:
-            start: What each launch begins with; None: what it was.
+            start: The value at each launch's start; None: the value persists.
 
         Returns:
             Its handle, an 8-byte argument of kernels (cudaGraphSetConditional).
@@ -216,20 +216,20 @@ class Graph(Builder):
         return self._graph.condition(start)
 
     def instantiate(self, *, device_launch: bool = False) -> Executable:
-        """What can be launched.
+        """An executable graph.
 
         Args:
-            device_launch: Kernels of other graphs may launch it, too. `upload` it before.
+            device_launch: Kernels of other graphs may launch the graph, too. `upload` it before.
         """
         return Executable(_module().GraphExecutable(self._graph, device_launch), self)
 
 
 @dataclass(frozen=True)
 class Update:
-    """What an update came to.
+    """The result of an update.
 
     Attributes:
-        done: It fitted. Else nothing has changed.
+        done: The graph fitted. Else nothing has changed.
         why: The driver's CUgraphExecUpdateResult.
         node: Of the new graph, that did not fit; 0: none in particular.
     """
@@ -244,19 +244,19 @@ class Executable:
 
     def __init__(self, native: _core.GraphExecutable, graph: Graph) -> None:
         self._native = native
-        self._made_of = graph  # its nodes name those of this one in `set_kernel` and `set_enabled`
+        self._made_of = graph  # its nodes name this one's nodes in `set_kernel` and `set_enabled`
 
     @property
     def handle(self) -> int:
-        """The CUgraphExec, which is also what a kernel passes to cudaGraphLaunch."""
+        """The CUgraphExec, which a kernel also passes to cudaGraphLaunch."""
         return self._native.handle
 
     def launch(self, stream: Any = None) -> None:
-        """Runs it on a stream."""
+        """Runs the graph on a stream."""
         self._native.launch(_handle(stream))
 
     def upload(self, stream: Any = None) -> None:
-        """Moves what a launch needs to the device ahead of it."""
+        """Moves the data of a launch to the device ahead of the launch."""
         self._native.upload(_handle(stream))
 
     def update(self, graph: Graph) -> Update:
@@ -273,7 +273,7 @@ class Executable:
         *,
         shared_bytes: int = 0,
     ) -> None:
-        """Changes what one kernel node does; the node is of the graph that this was made of.
+        """Changes one kernel node; the node is of this executable's source graph.
 
         Raises:
             ValueError: The kernel has more parameters, or of other sizes (where the driver says so: CUDA 12.4).
@@ -290,7 +290,7 @@ class Executable:
 
 @dataclass
 class Captured:
-    """What a capture gives.
+    """The result of a capture.
 
     Attributes:
         made: The graph, once the capture has ended; None before, and for captures into a graph.
@@ -312,7 +312,7 @@ class Captured:
 
 @contextlib.contextmanager
 def capture(stream: Any, into: Builder | None = None, after: Sequence[int] = ()) -> Iterator[Captured]:
-    """What is launched on a stream meanwhile becomes a graph instead; nothing of it runs.
+    """Launches on a stream in this block become a graph and do not run.
 
     Args:
         stream: Not the default one.
@@ -339,11 +339,11 @@ def capture(stream: Any, into: Builder | None = None, after: Sequence[int] = ())
 
 @dataclass(frozen=True)
 class Use:
-    """Memory that captured work uses, from the step of its first use to that of its last.
+    """Memory that captured work uses, from the step of the first use to that of the last.
 
     Attributes:
         nbytes: How much.
-        first_step: Steps are the program's own count of what runs one after another, over all graphs of a pool.
+        first_step: Steps are the program's own count of work that runs one after another, over all graphs of a pool.
         last_step: Two uses whose steps do not overlap may have the same memory.
     """
 
@@ -363,7 +363,7 @@ def plan_memory(uses: Sequence[Use], alignment: int = 256) -> tuple[list[int], i
 
 
 class Pool:
-    """One allocation with a fixed place for each use, as `plan_memory` says; it outlives the graphs that use it."""
+    """One allocation with a fixed place for each use, by `plan_memory`; must outlive the graphs that use it."""
 
     def __init__(self, uses: Sequence[Use], alignment: int = 256) -> None:
         given = [(use.nbytes, use.first_step, use.last_step) for use in uses]
@@ -371,7 +371,7 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The pool's size."""
         return self._native.nbytes
 
     def address(self, use: int) -> int:
@@ -394,7 +394,7 @@ class LinkedModule:
     """
 
     def __init__(self, images: Sequence[bytes], device_runtime: str | Path | None = None) -> None:
-        """Links and loads them.
+        """Links and loads the images.
 
         Args:
             images: Machine code or PTX.

@@ -1,8 +1,8 @@
 """Finds the shipped libraries and puts the driver shim in front of CUDA.
 
-The shim is a library with SONAME ``libcuda.so.1``. Loaded with RTLD_GLOBAL before the first CUDA call, it is what every
-later ``dlopen("libcuda.so.1")`` gets; the stub beside it (SONAME ``libcuda.so``) serves programs that open that name.
-Loading them does nothing: they are inert until the program's first driver call.
+The shim is a library with SONAME ``libcuda.so.1``. Loaded with RTLD_GLOBAL before the first CUDA call, the shim answers
+every later ``dlopen("libcuda.so.1")``; the stub beside the shim (SONAME ``libcuda.so``) serves programs that open that
+name. Both are inert until the program's first driver call.
 
 Nothing here makes a driver call. Every function may be called from any thread.
 """
@@ -34,7 +34,7 @@ _SHIMS = ("/hook/libcuda.so.1", "/hook/libcuda.so")
 
 
 class _Core(Protocol):
-    """``cudasched._core`` as a type; ``_core.pyi`` says what each function does."""
+    """``cudasched._core`` as a type; ``_core.pyi`` documents the functions."""
 
     def version(self) -> str: ...
     def find_driver(self) -> str: ...
@@ -100,7 +100,7 @@ class Files:
     Attributes:
         core: The Python module ``cudasched._core``.
         engine: ``libcudasched.so``.
-        shim: ``hook/libcuda.so.1``, what stands in for the driver.
+        shim: ``hook/libcuda.so.1``, the driver's replacement.
         stub: ``hook/libcuda.so``, which leads to the shim.
         simulated_driver: ``simulate/libcuda.so.1``, a driver without a GPU.
     """
@@ -228,7 +228,7 @@ def load_core() -> _Core:
 
 
 def _finish_workers() -> None:
-    """What exit handlers write is written by multiprocessing's workers, too, which end by `os._exit`."""
+    """Exit handlers' output is written by multiprocessing's workers, too, which end by `os._exit`."""
 
     def at_the_end(_: object = None) -> None:
         from multiprocessing import util
@@ -236,7 +236,7 @@ def _finish_workers() -> None:
         util.Finalize(None, load_core().finish, exitpriority=-1)
 
     def when_it_begins() -> None:
-        # A worker forgets the finalizers that are there, and runs then what is registered here.
+        # A worker forgets the existing finalizers, and then runs those registered here.
         if (util := sys.modules.get("multiprocessing.util")) is not None:
             util.register_after_fork(at_the_end, at_the_end)
 
@@ -269,7 +269,7 @@ def install() -> None:
     ``CUDASCHED_OFF=1``.
 
     Raises:
-        HookError: CUDA is loaded already, there is no driver (the message says what was searched), another
+        HookError: CUDA is loaded already, there is no driver (the message lists the searched places), another
             installation of cudasched is in this process, or the package was not built. The process goes on unmanaged.
     """
     global _installed

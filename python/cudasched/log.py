@@ -1,8 +1,8 @@
-"""What cudasched's Python says beside warnings and errors: the logger ``cudasched`` of the standard library's logging.
+"""The log of cudasched's Python beside warnings and errors: the standard library's logger ``cudasched``.
 
-Where the program configures logging, records go where its own go. Where it does not, they go where the engine's lines
-go, in the same form and at the same levels (``csrc/base/log.hpp``, ``docs/logs.md``): standard error, or the file of
-the setting ``log_file``. The level is that of the setting ``log``, until the program sets the logger's own.
+Where the program configures logging, records go where the program's own go. Otherwise records go where the engine's
+lines go, in the same form and at the same levels (``csrc/base/log.hpp``, ``docs/logs.md``). That is standard error, or
+the file of the setting ``log_file``. The level is that of the setting ``log``, until the program sets the logger's own.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Limit:
 
 
 def _name(level: int) -> str:
-    """The level's name as the engine has it; what lies between counts as the lower one."""
+    """The level's name in the engine; a level in between counts as the lower one."""
     return next((name for name, number in _LEVELS.items() if level >= number), "debug")
 
 
@@ -71,11 +71,11 @@ def _harmless(character: str) -> str:
 
 
 def line_of(level: int, message: str, *, now: float | None = None, pid: int = 0) -> bytes:
-    """A line with its end, as ``csrc/base/log.hpp`` has it.
+    """A line with its newline, in the form of ``csrc/base/log.hpp``.
 
     Args:
         level: Of logging.
-        message: Of one line; what a terminal would obey is replaced.
+        message: Of one line; terminal control characters are replaced.
         now: Seconds since 1970, of a file's line; None: on standard error.
         pid: Of a file's line.
     """
@@ -120,7 +120,7 @@ def _goes_elsewhere() -> bool:
 
 @contextlib.contextmanager
 def _without_sigpipe() -> Iterator[None]:
-    """A pipe whose reader has left ends no program, also one that has set the signal back to what C programs have."""
+    """A pipe whose reader has left ends no program, also one with the signal's default of C programs."""
     only = {signal.SIGPIPE}
     was_pending = signal.SIGPIPE in signal.sigpending()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, only)
@@ -144,7 +144,7 @@ def _put(level: int, message: str) -> None:
                     return
             finally:
                 os.close(descriptor)
-    with contextlib.suppress(OSError), _without_sigpipe():  # closed, or full: it is lost
+    with contextlib.suppress(OSError), _without_sigpipe():  # closed, or full: the line is lost
         os.write(2, line_of(level, message))
 
 

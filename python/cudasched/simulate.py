@@ -1,4 +1,4 @@
-"""What if: recorded launches run again under the scheduler's own code and a virtual clock, without a GPU.
+"""Recorded launches run again under the scheduler's own code and a virtual clock, without a GPU.
 
 ::
 
@@ -9,11 +9,11 @@
     for row in simulate.compare([server, training], [simulate.Arm("open"), simulate.Arm("strict", lead_us=20)]):
         print(row.arm, row.latency_ms, row.best_effort_ratio)
 
-The model is that of ``csrc/simulate/replay.hpp``, docs/policies.md says what it leaves out. A policy may be a Python
-function: it is given a snapshot (``docs/policies.md``) for each look at a best-effort launch, and returns None to
-submit it, a number of nanoseconds after which to look again, ``"latency"`` to wait until latency work is done, or
-``"turn"`` to wait for its turn. An answer without meaning switches the policy off, and everything is submitted from
-then on.
+The model is that of ``csrc/simulate/replay.hpp``; docs/policies.md lists the limits. A policy may be a Python function,
+which gets a snapshot (``docs/policies.md``) for each look at a best-effort launch. The function returns None to submit
+the launch, or a number of nanoseconds after which to look again. ``"latency"`` waits until latency work is done,
+``"turn"`` for the client's turn. An invalid answer switches the policy off, and all launches are submitted from then
+on.
 
 Traces are data sets of `cudasched.collect`; reading them needs ``cudasched[collect]``, plotting ``cudasched[plot]``.
 """
@@ -85,7 +85,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "lead_us": (0, 3_600_000_000),
     "arrivals": (0, 1_000_000),
 }
-"""What each number may be: beyond it a simulation means nothing, or would not end."""
+"""The range of each number: beyond it a simulation means nothing, or would not end."""
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
 _LOADS = (
     "bert_graph",
@@ -115,11 +115,11 @@ class Trace:
     Attributes:
         name: Of the program.
         launches: How many.
-        gpu_ms: GPU time of all of them, ms; what overlapped counts once.
-        load: The benchmark load that this is, where its labels or its name tell; else empty.
+        gpu_ms: GPU time of all launches, ms; overlapping time counts once.
+        load: The benchmark load of the trace, where labels or the name tell; else empty.
         core: The launches themselves.
         ends: Where requests end, if each launch is one (graphs); else empty.
-        source: What of a recording it is; empty where it was not read from one.
+        source: The part of a recording; empty where the trace was not read from one.
     """
 
     name: str
@@ -136,16 +136,16 @@ class Client:
     """One program of a simulation; `best_effort` and `latency` make them.
 
     Attributes:
-        trace: What it launches.
+        trace: The client's launches.
         client_class: ``latency`` or ``best_effort``.
         priority: Within the class, higher first.
         arrivals_s: When requests arrive, s from the start.
         ends: Where each request of the trace ends.
         slo_ms: Target from the arrival, ms; None: none.
         prepare_ms: From a region's entry to its first launch, ms.
-        expect_ms: How long ahead of each arrival the client says that it comes, ms; 0: it does not.
+        expect_ms: How long ahead the client announces each arrival, ms; 0: no announcements.
         rate_hz: Mean rate of the arrivals.
-        arrivals: Their kind.
+        arrivals: The kind of arrivals.
     """
 
     trace: Trace
@@ -188,12 +188,12 @@ class Arm:
         max_inflation: Bound of the adaptive lead: how much slower requests may become (1.2: by 20%); 0: none.
         host_bound_inflation: Of policies `harvest` and `slack`: how much slower a host-bound part of a request may
             become (1.03: by 3%).
-        earliest_deadline_first: Latency clients enter their regions in the order of their deadlines.
+        earliest_deadline_first: Latency clients enter regions in the order of deadlines.
         stream_priorities: In one process and under MPS, kernels of latency clients go first where both are ready; on
             an H200 such priorities are hardly obeyed.
         linger_us: How long the gate stays closed after latency work, us; to a launch over 300 us twice as long.
-        margin_us: What `slack` leaves of a request's slack, us; None: 0.2 ms and two context switches.
-        switch_us: What changing from one process to the other costs, us; None: as measured on an H200.
+        margin_us: The part of a request's slack that `slack` leaves unused, us; None: 0.2 ms and two context switches.
+        switch_us: The cost of a change from one process to the other, us; None: as measured on an H200.
         time_slice_us: In two processes, the hardware's slice that best-effort contexts set themselves, us; None: none.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
         name: Of the arm; by default made of the policy and the lead.
@@ -218,12 +218,12 @@ class Arm:
 
     @property
     def policy_name(self) -> str:
-        """The policy's name, or its function's."""
+        """The name of the policy or of its function."""
         return self.policy if isinstance(self.policy, str) else getattr(self.policy, "__name__", "user")
 
     @property
     def title(self) -> str:
-        """The name, or what the arm is."""
+        """The name, or the arm's description."""
         if self.name:
             return self.name
         if self.policy == "open":
@@ -245,7 +245,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A figure that was measured on the GPU for the same arm, and what the simulation says: both relative to alone."""
+    """A figure measured on the GPU for the same arm, and the simulated one: both relative to alone."""
 
     what: str
     measured: float
@@ -259,16 +259,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """What one arm gave.
+    """One arm's results.
 
     Attributes:
-        arm: Its title.
+        arm: The title.
         policy: Name of its policy; None for the clients alone.
         lead_us: Lead, us; where it is adaptive, the mean; None where none counts.
         latency_ms: Of all latency clients' requests; None where none was served.
-        attainment: Share of requests within their SLO, those not served by the end counting as late; None without SLO.
+        attainment: Share of requests within the SLO, unserved ones counting as late; None without SLO.
         best_effort_per_s: How often the best-effort clients got through their traces, a second, summed.
-        best_effort_ratio: Their GPU time / (that of the arm alone x (1 - duty of the latency clients)).
+        best_effort_ratio: Best-effort GPU time / (the arm alone's x (1 - duty of the latency clients)).
         utilisation: Share of the time in which the GPU ran a kernel.
         unserved: Requests not complete by the end.
         launches: Submitted in the simulated time.
@@ -304,7 +304,7 @@ def _checked(what: str, value: float) -> float:
 
 
 def policies() -> dict[str, str]:
-    """The policies that can be named, and what each does; the first is the default."""
+    """The policies by name, with descriptions; the first is the default."""
     return dict(_engine().policies())
 
 
@@ -327,12 +327,12 @@ def trace_of(
     Args:
         submitted_ns: When each launch call began, ns.
         start_ns: When it began on the GPU, on the same clock; None: not known.
-        duration_ns: How long it ran, ns.
+        duration_ns: The launch's time, ns.
         name: Of the program.
-        load: The benchmark load that it is.
+        load: The benchmark load.
         requests: Each launch is a request of its own.
         kernels: Each launch is a graph of so many kernels: between them, other programs may get the GPU.
-        recording_us: What recording a launch cost the program, us; taken off its own time between launches.
+        recording_us: The program's cost of recording a launch, us; subtracted from its own time between launches.
 
     Raises:
         ConfigError: The columns differ in length, or are empty; a launch has no kernel.
@@ -357,7 +357,7 @@ def host_trace(
     name: str = "trace",
     load: str = "",
 ) -> Trace:
-    """A trace of which it is known what the host does between two launches, and where it waits for the GPU.
+    """A trace with known host time between two launches, and known waits for the GPU.
 
     Args:
         gap_ns: The host's own time since the launch before began, or since the program had waited, ns.
@@ -365,7 +365,7 @@ def host_trace(
         waits: Whether the program waits for the GPU before it.
         ends: Where requests end; empty: it is one.
         name: Of the program.
-        load: The benchmark load that it is.
+        load: The benchmark load.
 
     Raises:
         ConfigError: The columns differ in length, or are empty; a request ends where no launch is.
@@ -418,7 +418,7 @@ def _filled(durations: Sequence[int | None], kinds: Sequence[tuple[Any, ...]], p
 def _without_holes(
     numbers: Sequence[int], submitted_ns: list[int], start_ns: list[int | None], duration_ns: Sequence[int]
 ) -> None:
-    """Where launches of others were left out, moves what follows to when what came before was done."""
+    """Where launches of others were left out, moves the later launches to the end of the earlier ones."""
     removed = 0
     done = -math.inf
     for index, start in enumerate(start_ns):
@@ -445,17 +445,17 @@ def _parts(submitted_ns: Sequence[int], start_ns: Sequence[int | None], duration
 def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: float = 0.0) -> Trace:
     """Reads recorded launches that belong together: those of one process on one GPU, without pauses of a second.
 
-    Of several processes and GPUs, the one with most launches is taken; of those launches, the longest row of them in
-    which no second passes without work, so that start-up is not replayed. `Trace.source` says which they are.
+    Of several processes and GPUs, the one with most launches is taken. Of these, the longest row in which no second
+    passes without work, so that start-up is not replayed. `Trace.source` names the chosen launches.
 
     Args:
         path: A data set of `cudasched.collect`.
         label: Only launches whose label begins with it.
-        recording_us: What recording a launch cost the program, us.
+        recording_us: The program's cost of recording a launch, us.
 
     Raises:
-        Error: It cannot be read (`cudasched.collect.read`), has no such launches, does not say when they were
-            submitted, or none of them was timed.
+        Error: The file cannot be read (`cudasched.collect.read`), has no such launches, lacks their submission times,
+            or none was timed.
     """
     from cudasched import collect
 
@@ -503,7 +503,7 @@ def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: f
 
 
 def best_effort(trace: Trace, *, priority: int = 0) -> Client:
-    """A program that repeats a trace as fast as it is let. One step of priority doubles its share."""
+    """A program that repeats a trace as fast as the gate allows. One step of priority doubles the program's share."""
     return Client(trace, "best_effort", priority)
 
 
@@ -525,7 +525,7 @@ def latency(
     Args:
         trace: Launches of one request or several, which are served in turn.
         rate_hz: Mean arrivals a second.
-        seconds: For so long they arrive, s.
+        seconds: The span of arrivals, s.
         arrivals: ``poisson``, ``periodic`` or ``bursts``.
         slo_ms: Target from the arrival, ms.
         priority: Among latency clients, higher first; counts with `Arm.earliest_deadline_first`.
@@ -659,7 +659,7 @@ def compare(
 
     Args:
         clients: At least one; at most 64.
-        arms: What to compare. The ones alone share the GPU as the first of them.
+        arms: The arms to compare. Runs alone share the GPU as the first arm does.
         seconds: Simulated time, s.
         seed: Of the predictions' noise.
         results: Rows of measured results (`measured`), compared with where they are of the same loads and arm.
@@ -699,7 +699,7 @@ def compare(
     return rows
 
 
-# ---- against what was measured -------------------------------------------------------------------------------------
+# ---- against measurements ------------------------------------------------------------------------------------------
 
 
 def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -718,7 +718,7 @@ def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _measured_arms(arm: Arm) -> tuple[str, ...]:
-    """What the benchmark calls an arm like this one."""
+    """The benchmark's names of an arm like this one."""
     if arm.time_slice_us is not None:
         return ()
     if arm.policy != "open":
@@ -771,7 +771,7 @@ def plot(rows: Sequence[Row], path: Path | Output, title: str) -> None:
     Args:
         rows: Of `compare`.
         path: A PNG or SVG, by its suffix.
-        title: What ran.
+        title: The loads and arms that ran.
 
     Raises:
         ConfigError: It is nothing that can be written to.

@@ -46,18 +46,18 @@ def _fail(message: str, code: int) -> NoReturn:
     if not isinstance(sys.stdout, _ClosedOutput):
         try:
             sys.stdout.flush()
-        except OSError:  # what is left in it is not written at exit either, which would be another error
+        except OSError:  # else the rest of its buffer would be written at exit, which would be another error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code: nothing that a user can cause ends in a traceback."""
+    """The message of an error, and the exit code: no error that a user can cause ends in a traceback."""
     if isinstance(error, ConfigError):
         return str(error), _USAGE
     if isinstance(error, Error):
         return str(error), getattr(error, "exit_code", 1)
-    # Usage errors: their class is click's or typer's own copy of it, as typer's version has it.
+    # Usage errors: their class is click's or typer's own copy, by typer's version.
     if hasattr(error, "format_message"):
         return error.format_message() or str(error), getattr(error, "exit_code", _USAGE)
     if isinstance(error, OSError):
@@ -76,7 +76,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _call(arguments: Sequence[str]) -> object:
-    """Does what the arguments ask for. Typer takes longer to load than the rest: a plain `run` starts without it."""
+    """Runs the arguments' command. Typer takes longer to load than the rest: a plain `run` starts without Typer."""
     if (found := plain(arguments)) is not None:
         return run_program(*found)
     import typer

@@ -1,4 +1,4 @@
-"""`cudasched advise`: record a program, or take a recording, and say what to change in its kernels."""
+"""`cudasched advise`: record a program, or take a recording, and advise on its kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMINGS = ("cupti", "events")
 
 @contextlib.contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """What programs that are started meanwhile print goes to standard error: standard output is the report's."""
+    """Output of programs that are started meanwhile goes to standard error: standard output is the report's."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -38,10 +38,10 @@ def _output_to_stderr() -> Iterator[None]:
 
 
 def _record(program: Sequence[str], recording: Path, *, timing: str, quiet: bool) -> int:
-    """Runs a program with its launches recorded.
+    """Runs a program with recorded launches.
 
     Args:
-        program: Its name and arguments.
+        program: The name and arguments.
         recording: Where the data set goes.
         timing: "cupti" or "events".
         quiet: Standard output is wanted for the report alone.
@@ -85,7 +85,7 @@ def command(
         Path | None, typer.Option(help="A report.json of an earlier run: also show which kernels' times changed.")
     ] = None,
 ) -> int:
-    """Say what to change in a program's kernels, and what it may gain: occupancy, grids, blocks, spills, launches."""
+    """Advise on a program's kernels, with possible gains: occupancy, grids, blocks, spills, launches."""
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
     if timing not in _TIMINGS:

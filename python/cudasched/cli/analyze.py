@@ -1,4 +1,4 @@
-"""`cudasched analyze`: what the hardware counters say of a program's kernels, beside the advice on their launches."""
+"""`cudasched analyze`: hardware counters of a program's kernels, beside the advice on their launches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(
     timing: Annotated[str, typer.Option(help="cupti, or events where another profiler has CUPTI: coarser.")] = "cupti",
     top: Annotated[int, typer.Option(min=0, help="Show the advice on so many kernels, 0: all.")] = 20,
 ) -> int:
-    """Say what limits a program's kernels by hardware counters, through Nsight Compute: sectors, caches, stalls."""
+    """Show the limits of a program's kernels by hardware counters, through Nsight Compute: sectors, caches, stalls."""
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     target = None
@@ -63,6 +63,6 @@ def command(
         console.print(terminal(analysis, columns=console.width, top=top))
     if output is not None:
         print(f"cudasched: report written to {output}", file=sys.stderr)
-    if analysis.problem:  # the advice above stands; the counters were what was asked for
+    if analysis.problem:  # the advice above stands; but the user asked for counters
         raise NcuError(f"there are no counters: {analysis.problem}")
     return 0

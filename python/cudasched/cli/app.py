@@ -1,4 +1,4 @@
-"""The commands and their options, as Typer has them."""
+"""The commands with options, for Typer."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def run(
         ),
     ] = False,
 ) -> int:
-    """Run an unmodified program under cudasched; without a driver it runs as it is, with one warning."""
+    """Run an unmodified program under cudasched; without a driver, the program runs unmanaged, with one warning."""
     from cudasched.cli.run import run_program
 
     settings = {
@@ -192,10 +192,10 @@ def demo(
 
 
 def application(asked: str) -> typer.Typer:
-    """The commands, of their modules only the one that is asked for: all of them take twice as long to load.
+    """The commands, with only the requested one's module loaded: all modules take twice as long to load.
 
     Args:
-        asked: What may be the name of a command; where it is none, all are there, for the help.
+        asked: The possible name of a command; where there is none of that name, all are there, for the help.
     """
     here = asked in ("run", "status", "demo")
     for name in () if here else (asked,) if asked in _MODULES else _MODULES:

@@ -1,4 +1,4 @@
-"""`cudasched baseline`: save how long a program's kernels, regions and waits take, and check what got slower since."""
+"""`cudasched baseline`: save how long a program's kernels, regions and waits take, and check which got slower since."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def check(
     ] = 1.0,
     top: Annotated[int, typer.Option(min=0, help="Show so many rows, 0: all.")] = 20,
 ) -> int:
-    """Run a program several times, and say what got slower than in the baseline; exit with 3 if something did."""
+    """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
     _check_options(program, data, timing)
     target = None
     if output is not None:

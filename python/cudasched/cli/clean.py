@@ -21,7 +21,7 @@ def command(
         bool, typer.Option("--all", help="Trained models and the tuner's measurements, too.")
     ] = False,
 ) -> int:
-    """Remove caches, tables and left files of this user; what a running program uses stays.
+    """Remove caches, tables and left files of this user; files that a running program uses stay.
 
     Exits with 1 if something belongs to another user or cannot be removed.
     """

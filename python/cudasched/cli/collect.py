@@ -113,22 +113,22 @@ def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[s
 
 
 def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], look: Callable[[], None]) -> int:
-    """Runs the program to its end. Signals sent to us go on to it; those of the terminal it gets by itself.
+    """Runs the program to its end. Signals sent to us go on to the program, which gets the terminal's by itself.
 
     Args:
         path: The program.
-        program: Its name and arguments.
-        environment: Its own.
+        program: The name and arguments.
+        environment: The program's.
         look: Called now and then.
 
     Returns:
-        Its exit code, 128 + n where signal n killed it.
+        The exit code, or 128 + n after a kill by signal n.
 
     Raises:
-        ProgramError: It cannot be run.
+        ProgramError: The program cannot be run.
     """
     watched = _FORWARDED | {signal.SIGCHLD}
-    # Blocked, so that none is lost between the start and the wait; the child starts with what we started with.
+    # Blocked, so that none is lost between the start and the wait; the child starts with our initial mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         process = subprocess.Popen(
@@ -152,7 +152,7 @@ def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], 
 
 
 def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
-    """Says what was recorded, unless it is to be quiet and nothing is wrong. Returns 1 if that is nothing, else 0."""
+    """Reports the recording, unless `quiet` and nothing is wrong. Returns 1 if nothing was recorded, else 0."""
 
     def number(name: str) -> int:
         return int(metadata.get(f"cudasched.{name}", "0"))
@@ -182,12 +182,12 @@ def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
 
 
 def run_collected(program: Sequence[str], *, output: Path, timing: str, label: str, quiet: bool) -> int:
-    """Runs a program with its launches recorded, or finishes what a killed collection left.
+    """Runs a program with its launches recorded, or finishes a killed collection.
 
     Args:
         program: Its name and arguments; empty: there is one to finish.
         output: The Parquet file. While the program runs, its journals are in ``<output>.journals``. Where nothing was
-            recorded, what was there before stays.
+            recorded, an earlier file stays.
         timing: "cupti", "events" or "both".
         label: Of every launch that has no label of its own.
         quiet: Only errors and warnings are said.

@@ -29,11 +29,11 @@ _KILLED = 128
 
 @dataclass(frozen=True)
 class Report:
-    """What one process wrote when it ended.
+    """One process's final report.
 
     Attributes:
         pid: Of the process.
-        name: Its name.
+        name: The name.
         hook_launches: Launches that the hook saw.
         device_launches: Launches that the device ran.
         coverage: Their quotient, 1 where neither saw any.
@@ -54,7 +54,7 @@ class Report:
 
 
 def _python_homes(program: Path) -> Iterator[Path]:
-    """Prefixes of the Python that runs the program (its own, or its first line's), then of this one."""
+    """Prefixes of the program's Python (the program itself, or its first line's), then of this one."""
     candidates = [program]
     try:
         with program.open("rb") as file:
@@ -135,7 +135,7 @@ def _show(reports: Sequence[Report], as_json: bool) -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the child. Signals sent to us go on to it; those of the terminal it gets by itself."""
+    """Waits for the child. Signals sent to us go on to the child, which gets the terminal's by itself."""
     watched = _FORWARDED | {signal.SIGCHLD}
     while process.poll() is None:
         received = signal.sigtimedwait(watched, 1.0)
@@ -151,22 +151,22 @@ def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) ->
 
     Args:
         path: The program's file.
-        program: Its name and arguments. The environment is this process's, with the shim preloaded.
+        program: The name and arguments. The environment is this process's, with the shim preloaded.
         as_json: JSON in place of the table.
 
     Returns:
-        The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100%, or
-        cannot be told: no launch was seen, a process did not come to its end, or one went past the hook.
+        The program's exit code (128 + n where signal n killed it), or 1 if it succeeded and coverage is below 100% or
+        unknown. Unknown: no launch was seen, a process did not reach its end, or one bypassed the hook.
 
     Raises:
-        ProgramError: It cannot be started.
+        ProgramError: The program cannot be started.
     """
     with Scratch("coverage") as scratch:
         environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": str(scratch)}
         cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
         if cupti:
             environment["CUDASCHED_CUPTI"] = cupti
-        # Blocked, so that none is lost between the start and the wait; the child starts with what we started with.
+        # Blocked, so that none is lost between the start and the wait; the child starts with our initial mask.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
         try:
             process = subprocess.Popen(

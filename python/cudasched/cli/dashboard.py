@@ -24,7 +24,7 @@ def command(
     ] = False,
     database: Annotated[Path | None, typer.Option(help="The tuner's database.")] = None,
 ) -> int:
-    """Tune kernels and look at what was found, in a browser; it prints the address, which has a token in it."""
+    """Tune kernels and look at the results in a browser; the command prints the address, which has a token."""
     from cudasched.tune.dashboard import Options, serve
 
     return serve(

@@ -1,4 +1,4 @@
-"""`cudasched metrics`: what every client on this machine has counted, once or for Prometheus."""
+"""`cudasched metrics`: the counters of every client on this machine, once or for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudasched.cli.run import configure
 __all__ = ["app"]
 
 DEFAULT_PORT = 9464
-"""What OpenTelemetry's exporters for Prometheus use."""
+"""The port of OpenTelemetry's exporters for Prometheus."""
 
 app = typer.Typer(
     name="metrics",

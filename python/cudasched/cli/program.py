@@ -1,4 +1,4 @@
-"""What `cudasched run` can know of a program before it starts it: is it there, can it run, does preloading reach it."""
+"""Checks of `cudasched run` before the start: the program exists, can run, and can be reached by preloading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ProgramError", "Unreached", "executable", "find_program", "unreached
 
 _NOT_FOUND = 127
 _CANNOT_RUN = 126
-_MOST_INTERPRETERS = 4  # as the kernel has it
+_MOST_INTERPRETERS = 4  # the kernel's limit
 
 _MACHINES = {3: "x86 (32 bits)", 40: "ARM (32 bits)", 62: "x86-64", 183: "arm64", 243: "RISC-V"}
 _OWN_MACHINE = 183 if platform.machine() == "aarch64" else 62
@@ -45,7 +45,7 @@ def find_program(name: str, search_path: str) -> Path:
         search_path: Directories, separated by colons.
 
     Raises:
-        ProgramError: There is none, it is a directory, or it is not executable.
+        ProgramError: The program does not exist, is a directory, or is not executable.
     """
     found: str | None = name
     if "/" not in name:
@@ -75,7 +75,8 @@ class Unreached:
 
     Attributes:
         why: The reason.
-        passes_on: It hands its environment on, so that preloading reaches the programs that it starts or becomes.
+        passes_on: The program hands its environment on, so that preloading reaches the programs that it starts or
+            becomes.
     """
 
     why: str
@@ -86,7 +87,7 @@ def unreached(path: Path) -> Unreached | None:
     """Looks into a program.
 
     Returns:
-        Why a preloaded library has no effect on it; None if it has.
+        Why a preloaded library has no effect on the program; None if it has one.
 
     Raises:
         ProgramError: It is made for another machine, is damaged, or is a script whose interpreter is missing.

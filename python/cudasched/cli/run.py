@@ -29,7 +29,7 @@ def plain(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]] | None:
     """Reads ``run [SETTING VALUE]... [--] PROGRAM [ARGS]...`` as Typer would, without Typer.
 
     Returns:
-        The program with its arguments, and fields of `cudasched.config.Config`; None for what is not of that form.
+        The program with its arguments, and fields of `cudasched.config.Config`; None for arguments of another form.
     """
     fields = {_option(field): field for field in _PLAIN}
     settings: dict[str, str] = {}
@@ -52,7 +52,7 @@ def _warn(message: str) -> None:
 
 
 def configure(settings: Mapping[str, object] | None = None) -> Resolved:
-    """Resolves the settings of a command, says what of them has no effect, and puts them into the environment.
+    """Resolves the settings of a command, warns of those without effect, and puts them into the environment.
 
     Raises:
         ConfigError: A setting has no meaning.
@@ -83,13 +83,13 @@ def run_program(
     as_json: bool = False,
     with_mps: bool = False,
 ) -> int:
-    """Becomes the program, or runs it and checks its coverage.
+    """Becomes the program, or runs the program and checks its coverage.
 
     Args:
-        program: Its name and arguments.
+        program: The name and arguments.
         settings: Fields of `cudasched.config.Config`, None where not given.
         config_file: TOML file to use in place of the one that would be found.
-        check_coverage: Run it as a child, and report afterwards what part of its launches was seen.
+        check_coverage: Run the program as a child, and report the seen part of its launches afterwards.
         as_json: Report as JSON (docs/json.md).
         with_mps: It is to be a client of CUDA's multi-process service, of a private daemon if there is none.
 

@@ -118,7 +118,8 @@ def command(
         admission=_admission.application(admission_image) if admission_image else None,
     )
     shown = f"[{host}]" if ":" in host else host
-    # To a terminal, with the token: what follows the # is sent to no server. What may be a log does not get it.
+    # To a terminal, with the token: the part after the # is sent to no server. An output that may be a log does not get
+    # the token.
     fragment = f"#token={token}" if sys.stderr.isatty() else ""
     print(f"cudasched: {server.scheme}://{shown}:{server.port}/{fragment}", file=sys.stderr)
     if server.grpc_port is not None:

@@ -31,7 +31,7 @@ def build(
 
 @app.command(epilog="Example: cudasched torch check")
 def check() -> int:
-    """Say whether the PyTorch extension can be had here, and what is missing; the exit code is 1 if something is."""
+    """Check whether the PyTorch extension can be built here, and list missing parts; exit with 1 if there are any."""
     from cudasched.torch import _extension
 
     try:

@@ -1,4 +1,4 @@
-"""`cudasched trace`: runs a program, and makes a timeline of what it does with the GPU."""
+"""`cudasched trace`: runs a program, and makes a timeline of its use of the GPU."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _environment(path: Path, directory: Path, limit_mb: int, device_times: bool)
 
 
 def _report(output: Path, summary: Summary, quiet: bool) -> int:
-    """Says what was traced. Returns 1 if that is nothing, else 0."""
+    """Reports the trace. Returns 1 if nothing was traced, else 0."""
     if summary.processes == 0:
         _say(
             "error: nothing was traced: no process made a CUDA call under the hook, or tracing could not start (a line "
@@ -134,12 +134,12 @@ def run_traced(
     limit_mb: int,
     quiet: bool,
 ) -> int:
-    """Runs a program, with all its processes traced, or finishes what a killed trace left.
+    """Runs a program, with all its processes traced, or finishes a killed trace.
 
     Args:
         program: Its name and arguments; empty: there is one to finish.
-        output: The trace. While the program runs, its parts are in ``<output>.parts``. Where nothing was traced, what
-            was there before stays.
+        output: The trace. While the program runs, its parts are in ``<output>.parts``. Where nothing was traced, an
+            earlier file stays.
         form: "perfetto" or "json"; None: by the name.
         device_times: By CUPTI, for each launch.
         flame: An HTML file; None: none.

@@ -1,4 +1,4 @@
-"""`cudasched --version`: what a report of a problem has to say."""
+"""`cudasched --version`: the facts for a report of a problem."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _models() -> str:
 
 
 def describe() -> str:
-    """The version, and below it the build, the driver and the models with their checksums."""
+    """The version, and below the build, the driver and the models with checksums."""
     lines = [f"cudasched {__version__}", f"build: {_build()}", f"driver: {_driver()}", f"models: {_models()}"]
     return "\n".join(map(printable, lines))

@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: What the demo's rows are called, and the arms that each is made of.
+#: The names of the demo's rows, and the arms of each.
 ROWS = {
     "alone": ("latency_alone", "best_effort_alone"),
     "unmanaged": ("processes",),
     "managed": ("cudasched_two_processes",),
 }
 REPEATS = 2
-#: Requests beyond a percentile, at least, for it to be more than the chance of one of them.
+#: The least requests beyond a percentile, so that no single one decides.
 BEYOND = 3
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What the demo shows on one kind of device."""
+    """The demo's loads on one kind of device."""
 
     latency: str
     best_effort: str
@@ -63,7 +63,7 @@ class _EndedError(Exception):
 
 @contextlib.contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what runs as an error does, so that programs and directories are not left behind."""
+    """SIGTERM and SIGHUP end the demo as an error does, so that programs and directories are not left behind."""
 
     def end(number: int, frame: object) -> None:
         raise _EndedError(number)
@@ -209,7 +209,7 @@ def _start(pool: Pool, specs: list[WorkerSpec]) -> None:
 
 
 def percentiles(requests: int) -> list[str]:
-    """The percentiles that so many requests bear: each has `BEYOND` of them above it. P50 always."""
+    """The percentiles for so many requests: each has at least `BEYOND` requests above. P50 always."""
     return [name for name in ("p50", "p95", "p99") if name == "p50" or requests * (100 - int(name[1:])) >= 100 * BEYOND]
 
 

@@ -13,11 +13,11 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
                                                  "request_ms": [5.7, ...], "busy_us": 1893.5}
     -> {"command": "quit"}
 
-Times in commands and answers are the device's: on the simulated driver they are the wall clock's divided by its scale;
-only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
+Times in commands and answers are the device's: on the simulated driver, the wall clock's divided by the driver's scale.
+Only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
 several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own. `--loads FILE.py` takes
 latency loads from a file whose `latency_workload` (`simulated_workload` on the simulated driver) builds them. Where a
-workload has `intervals_ns()`, as a decoder between its tokens, these are its latencies, and `request_ms` has the rest.
+workload has `intervals_ns()`, as a decoder between tokens, these are the latencies, and `request_ms` has the rest.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ else:
 
 #: A latency client that cannot keep up stops this long after the end of its run.
 OVERTIME_S = 2.0
-#: All work runs this long before what is measured: the first request meets a busy GPU, and a rhythm has been heard.
+#: All work runs this long before the measurement: the first request meets a busy GPU, and a rhythm is known.
 LEAD_IN_S = 0.5
 SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
-#: One request in so many is put between two timing events, which cost the GPU 4 us, to tell its wait from its work.
+#: One request in so many runs between two timing events, to tell waiting from work; the events cost the GPU 4 us.
 TIMED_EVERY = 5
 #: Steps of the loop that shows how fast the host is just now; there is time for it so long before a request is due.
 PACE_STEPS = 1000
 PACE_NS = 500_000
 
 LatencyRegion = Callable[[float], AbstractContextManager[Any]]
-"""What a request with this latency target in ms (0: none) is in."""
+"""The context of a request with this latency target in ms (0: none)."""
 Region = Callable[[], AbstractContextManager[Any]]
 
 
 class Workload(Protocol):
-    """What a role does over and over. Every method is called inside `context()`, on one thread at a time."""
+    """A role's repeated work. Every method is called inside `context()`, on one thread at a time."""
 
-    #: What one step counts for in throughput.
+    #: The items of one step, for throughput.
     items: int
     #: Steps after which speed has settled.
     warm_up_steps: int
@@ -83,7 +83,7 @@ class Workload(Protocol):
         ...
 
     def timed_step(self) -> Callable[[], float]:
-        """As `step`; what it returns tells, once synchronised, the ms from its first to its last work on the device."""
+        """As `step`; the result gives, once synchronised, the ms from the first to the last work on the device."""
         ...
 
     def synchronize(self) -> None:
@@ -99,7 +99,7 @@ class Workload(Protocol):
         ...
 
     def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """What the host does in `count` requests run now: their launches, as recorded.py has them."""
+        """The host's actions in `count` requests run now: their launches, in the form of recorded.py."""
         ...
 
 
@@ -117,7 +117,7 @@ def wait_until(target_ns: int) -> None:
 def host_pace_us() -> float:
     """CPU time in us of a piece of work that is always the same: how slow the host is just now.
 
-    Not what the thread waits for meanwhile, as for the interpreter's lock.
+    Without the thread's waits, as for the interpreter's lock.
     """
     began_ns = time.thread_time_ns()
     total = 0
@@ -130,8 +130,8 @@ class Client:
     """The workloads of one process, and the loops that drive them.
 
     Args:
-        latency: What answers requests, by name.
-        best_effort: What runs in a closed loop, by name.
+        latency: The loads that answer requests, by name.
+        best_effort: The loads that run in a closed loop, by name.
         scale: Wall-clock seconds that one second of the device takes.
         regions: One for each role, entered around each request and each step.
         cores: Which cores the threads of a role, `latency` or `best_effort`, may use; all where none are named.
@@ -152,7 +152,7 @@ class Client:
         self.cores = cores or {}
 
     def _use_cores(self, role: str) -> None:
-        """Those of the role, from here on: the calling thread, and those that it starts, as PyTorch's for backward."""
+        """Moves the calling thread, and threads that it starts (as PyTorch's for backward), to the role's cores."""
         if self.cores.get(role):
             os.sched_setaffinity(0, self.cores[role])
 
@@ -192,8 +192,8 @@ class Client:
             seconds: How long.
             seed: Of the arrivals; each load has others.
             rates_hz: Requests a second of each latency load of the cell, here or in another worker.
-            arrivals: Their kind.
-            hint_ms: A request's region is entered so long before it is due: it is prepared within.
+            arrivals: The kind of arrivals.
+            hint_ms: A request's region is entered so long before the request is due, which is prepared within.
             slo_ms: Latency target of a request's region, counted from its entry; 0: none.
             keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
             keep_pace: It also has `pace_us`, how slow the host was after each request (`host_pace_us`), or after the
@@ -253,7 +253,7 @@ class Client:
         return {"busy_us": covered_ns(spans) / 1e3 / steps}
 
     def requests(self, count: int) -> dict[str, Any]:
-        """What requests take, how long they keep the GPU busy, and their launches for the simulator.
+        """The requests' times, their GPU times, and their launches for the simulator.
 
         Without launches, `problem` says why.
         """
@@ -356,7 +356,7 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def numbers() -> dict[str, int]:
-    """What cudasched has counted in this process, which imported it or is run under it; nothing in one without it."""
+    """Counters of cudasched in this process, which imported cudasched or runs under it; empty in one without."""
     if "cudasched" not in sys.modules and "cudasched" not in os.environ.get("LD_PRELOAD", ""):
         return {}
     import cudasched
@@ -366,7 +366,7 @@ def numbers() -> dict[str, int]:
 
 
 def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]) -> tuple[LatencyRegion, Region]:
-    """Regions of both classes, and their streams bound to them: autograd launches from threads of its own."""
+    """Regions of both classes, and streams bound to these classes: autograd launches from threads of its own."""
     import cudasched
 
     for workloads, client_class in ((latency, "latency"), (best_effort, "best_effort")):
@@ -380,7 +380,7 @@ def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]
 
 
 def probe() -> dict[str, Any]:
-    """What is here to run on: the first device's name and driver version, and PyTorch's version, each or None."""
+    """The machine's first device and driver version, and PyTorch's version, each or None."""
     import importlib.metadata
 
     found: dict[str, Any] = {"device": None, "driver_version": None, "torch": None, "problem": None}
@@ -453,10 +453,10 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
 
 
 def take_protocol() -> Callable[[dict[str, Any]], None]:
-    """Keeps standard output for answers: what libraries print there goes to standard error from here on.
+    """Keeps standard output for answers: libraries' output goes to standard error from here on.
 
     Returns:
-        What writes an answer, at once.
+        A function that writes an answer, at once.
     """
     protocol = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -498,7 +498,7 @@ def main() -> int:
     began = time.monotonic()
     client = build(args)
     client.warm_up()
-    numbers()  # what it imports is there before the first run
+    numbers()  # so its imports are done before the first run
     answer({"event": "ready", "pid": os.getpid(), "startup_s": round(time.monotonic() - began, 2)})
     serve(client, sys.stdin, answer)
     return 0

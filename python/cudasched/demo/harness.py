@@ -1,8 +1,8 @@
 """Runs cells of a colocation: an arm (who shares the GPU, and how) with its loads, once, with warm workers.
 
-Serves `cudasched demo` and benchmarks/colocation alike. A worker is one process of client.py; the pool starts those
-that a cell needs, in parallel, and keeps them until told otherwise. One thread drives it all; a worker that dies, hangs
-or cannot start is an exception that carries the end of its stderr, and every worker is gone when the pool is closed.
+Serves `cudasched demo` and benchmarks/colocation alike. A worker is one process of client.py. The pool starts a cell's
+workers, in parallel, and keeps them until told otherwise. One thread drives the pool. A worker that dies, hangs or
+cannot start is an exception that carries the end of its stderr. Every worker is gone when the pool is closed.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ HEAD_START_S = 0.8
 #: Runs that a worker may spoil before it is given up.
 MAX_STRIKES = 2
 DEFAULT_SCALE = 20.0
-#: Engine times that a slow simulated device stretches, with their defaults in the unit that the name gives. The lead is
-#: fixed there: what `auto` may choose from is in the time of a real GPU.
+#: Engine times that a slow simulated device stretches, with their defaults in the unit of the name. The lead is fixed
+#: there: the choices of `auto` are in the time of a real GPU.
 SCALED_SETTINGS = {
     VARIABLES[name]: float(value)
     for name, value in vars(Config(lead_us=20.0)).items()
     if name.endswith(("_us", "_ms")) and isinstance(value, (int, float))
 }
-#: What a bare worker must not inherit from a managed parent.
+#: Variables that a bare worker must not inherit from a managed parent.
 CLASS_SETTINGS = ("CUDASCHED_CLASS", "CUDASCHED_PRIORITY", "CUDASCHED_SLO_MS", "CUDASCHED_OFF", "CUDASCHED_NAME")
 # The command need not be on PATH where the package is.
 CUDASCHED = (sys.executable, "-m", "cudasched")
 
 
 class HarnessError(RuntimeError):
-    """A worker or a service that a cell needs did not do its part; says which, and what its stderr ended with."""
+    """A worker or a service of a cell failed; the message has its name and the end of its stderr."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Arm:
     """One way of sharing the GPU.
 
     Attributes:
-        name: As it stands in results.
+        name: The name in results.
         mode: `one_process`, `two_processes` or `mps`.
         latency: Requests are served in this arm.
         best_effort: Best-effort work runs in this arm.
         managed: By cudasched.
         low_priority: The best-effort process is an MPS client of low priority.
-        history_only: cudasched predicts from what it has seen of a launch alone, without trees.
-        hint_ms: Requests are prepared for so long, and their region is entered so long before they are due.
+        history_only: cudasched predicts from a launch's history alone, without trees.
+        hint_ms: Requests are prepared for so long; their region is entered so long before their due time.
         policy: cudasched's.
         whole_graphs: cudasched cuts no graphs.
     """
@@ -84,7 +84,7 @@ class Arm:
 
     @property
     def is_optional(self) -> bool:
-        """Whether it is measured only where it is asked for."""
+        """Whether the arm is measured only on request."""
         other_base = self.offload_alone and self.mode == "mps"
         return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.whole_graphs or other_base
 
@@ -128,19 +128,19 @@ ARMS = {
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What makes one worker differ from another; equal specs share a worker.
+    """The properties that distinguish workers; equal specs share a worker.
 
     Attributes:
-        latency: Its latency loads, joined by +.
-        best_effort: Its best-effort loads, joined by +.
+        latency: The latency loads, joined by +.
+        best_effort: The best-effort loads, joined by +.
         managed: By cudasched.
         mps: An MPS client.
         low_priority: Of low priority as such.
-        history_only: It predicts without trees.
-        regions: The program names its regions itself; else it is an unmodified one under `cudasched run`.
+        history_only: Predicts without trees.
+        regions: The program names its regions itself; else an unmodified program runs under `cudasched run`.
         policy: cudasched's; empty: the default.
         apart: No latency client shares its table, not even an idle one.
-        whole_graphs: Its graphs are not cut.
+        whole_graphs: Graphs are not cut.
     """
 
     latency: str | None
@@ -179,7 +179,7 @@ def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
         return [WorkerSpec(latency, best_effort, arm.managed, policy=policy, **common)]
     specs = []
     if arm.latency:
-        # A hint and a latency target of each request are what an unmodified program does not give.
+        # An unmodified program gives neither a hint nor a latency target for each request.
         regions = arm.managed and (arm.hint_ms > 0 or arm.policy == "slack")
         for load in latency.split("+"):
             specs.append(WorkerSpec(load, None, arm.managed, mps, regions=regions, policy=policy))
@@ -208,9 +208,9 @@ class Run:
     Attributes:
         seconds: Of the wall clock.
         rates_hz: Requests a second of each latency load, joined by + in their order.
-        arrivals: Their kind.
+        arrivals: The kind of arrivals.
         seed: Of the arrivals.
-        hint_ms: Their regions are entered so long before they are due.
+        hint_ms: Requests' regions are entered so long before their due time.
         slo_ms: Latency target of their regions, counted from the entry; 0: none.
         keep_pace: How slow the host was is kept with each request.
     """
@@ -226,7 +226,7 @@ class Run:
 
 @dataclass
 class Backend:
-    """What the workers run on.
+    """The workers' device and settings.
 
     Attributes:
         name: `torch` or `simulated`.
@@ -255,7 +255,7 @@ class Backend:
             driver: Its libcuda.so.1; by default the one installed with the package.
 
         Raises:
-            HarnessError: It is not there.
+            HarnessError: The simulated driver is missing.
         """
         driver = driver or installed_simulated_driver()
         if not driver.is_file():
@@ -273,7 +273,7 @@ class Backend:
         environment = removed({name: value for name, value in os.environ.items() if name not in CLASS_SETTINGS})
         environment.update(self.settings)
         environment["PYTHONUNBUFFERED"] = "1"
-        # Every process predicts from what it sees itself: arms must not learn from one another.
+        # Every process predicts from its own history: arms must not learn from one another.
         environment["CUDASCHED_CACHE_DIR"] = "off"
         if self.driver and hooked:
             environment["CUDASCHED_DRIVER"] = str(self.driver)
@@ -283,7 +283,7 @@ class Backend:
         return environment
 
     def close(self) -> None:
-        """Removes what it made."""
+        """Removes the backend's files."""
         if self.scratch:
             self.scratch.close()
 
@@ -304,7 +304,7 @@ def installed_simulated_driver() -> Path:
 
 
 def probe(backend: Backend | None = None) -> dict[str, Any]:
-    """What there is to run on (see client.py), asked in a process of its own so that this one never touches CUDA.
+    """The machine's device (see client.py), asked in a process of its own so that this one never touches CUDA.
 
     Raises:
         HarnessError: The probe itself failed.
@@ -324,12 +324,12 @@ def probe(backend: Backend | None = None) -> dict[str, Any]:
 
 
 class Child:
-    """One process that reads commands from its stdin and answers on its stdout, in JSON lines; its stderr is in a file.
+    """One process that reads commands from stdin and answers on stdout, in JSON lines; its stderr is in a file.
 
     Args:
         name: For messages.
-        command: The program and its arguments.
-        environment: Its whole environment.
+        command: The program and arguments.
+        environment: The whole environment.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -349,7 +349,7 @@ class Child:
         threading.Thread(target=self._read, daemon=True).start()
 
     def tell(self, command: str, **arguments: Any) -> None:
-        """Sends a command; `answer` gets what comes of it."""
+        """Sends a command; `answer` gets its result."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
@@ -358,21 +358,21 @@ class Child:
             raise self._failure("died between runs") from error
 
     def answer(self, timeout_s: float, event: str = "result") -> dict[str, Any]:
-        """The next message with this event: the answer to the last command, or what it says of itself."""
+        """The next message with this event: the answer to the last command, or a report of its own."""
         return self._answer(event, timeout_s)
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to it and its children."""
+        """Sends a signal to the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ends it, politely at first; afterwards it is gone."""
+        """Ends the process, politely at first, and then by force."""
         if self.alive and grace_s > 0:
             try:
                 self.tell("quit")
@@ -401,7 +401,7 @@ class Child:
             try:
                 message = json.loads(line)
             except json.JSONDecodeError:
-                continue  # a line of whatever started it
+                continue  # a line of its starter
             if isinstance(message, dict) and message.get("event") == event:
                 return message
 
@@ -462,7 +462,7 @@ class Worker(Child):
 
 
 class Pool:
-    """Warm workers by what they are; idle ones wait for a line on stdin and use neither CPU nor GPU."""
+    """Warm workers by their specs; idle ones wait for a line on stdin and use neither CPU nor GPU."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -481,7 +481,7 @@ class Pool:
         self.close(grace_s=0.0 if kind else 5.0)
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Ends every worker and what they needed."""
+        """Ends all workers and their services."""
         for worker in self._workers.values():
             worker.stop(grace_s)
         self._workers.clear()
@@ -534,10 +534,10 @@ class Pool:
 
         Returns:
             The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load; where a worker has
-            cudasched, `counted` has the sums of what was counted in `counted_s`.
+            cudasched, `counted` has the sums of the counters over `counted_s`.
 
         Raises:
-            HarnessError: One of them failed; they are replaced at the next run, but not twice.
+            HarnessError: A worker failed; the next run replaces failed workers, but not twice.
         """
         self._require(specs)
         serving = [load for spec in specs if spec.latency for load in spec.latency.split("+")]
@@ -576,7 +576,7 @@ class Pool:
         """The kernel durations of a best-effort worker (see client.py); profiling leaves traces, so it is ended then.
 
         Raises:
-            HarnessError: It failed.
+            HarnessError: The worker failed.
         """
         return self._profile(spec, "kernels")
 
@@ -594,7 +594,7 @@ class Pool:
         """How long a request of a latency worker keeps the GPU busy (see client.py); the worker is ended then, too.
 
         Raises:
-            HarnessError: It failed.
+            HarnessError: The worker failed.
         """
         return self._profile(spec, "busy")
 
@@ -602,7 +602,7 @@ class Pool:
         """Some requests of a latency worker, launch by launch (see client.py); the worker is ended then, too.
 
         Raises:
-            HarnessError: It failed.
+            HarnessError: The worker failed.
         """
         return self._profile(spec, "requests", count=count)
 
@@ -616,7 +616,7 @@ class Pool:
                 self._workers.pop(spec).stop(grace_s=0.0)
 
     def _environment(self, spec: WorkerSpec) -> dict[str, str]:
-        """What a worker's environment has beside the backend's."""
+        """The additions of a worker's environment to the backend's."""
         environment = {}
         if spec.managed:
             table = self._tables.path / spec.company

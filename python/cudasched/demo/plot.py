@@ -24,7 +24,7 @@ def plot(
         rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None);
             where it was measured, `best_effort_gpu_ratio`, too.
         path: The image to write.
-        title: What ran where.
+        title: The loads and the machine.
         percentiles: Those of `PERCENTILES` that the number of requests bears.
 
     Returns:

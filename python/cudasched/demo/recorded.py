@@ -1,4 +1,4 @@
-"""What a server's host does in its requests, from what the profiler says of it: launches and waits, for the simulator.
+"""A server's host actions in its requests, from the profiler: launches and waits, for the simulator.
 
 Run by path as client.py is; imports nothing of the package.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: The host's own time before it and the GPU's, in ns, and 1 where the program waited for the GPU before it.
+#: The host's own time before the launch and the GPU's, in ns, and 1 where the program waited for the GPU before.
 Launch = tuple[int, int, int]
 
 #: Calls that return when the GPU is done. A copy that is not named asynchronous returns then, too.
@@ -35,21 +35,21 @@ class DeviceWork(NamedTuple):
 
 
 def waits(name: str) -> bool:
-    """Whether a call by this name returns only when the GPU is done with what was submitted."""
+    """Whether a call by this name returns only when the GPU has finished the submitted work."""
     base = name.split("_v")[0]
     return any(part in base for part in _WAITS) or (base.startswith(_SYNCHRONOUS_COPIES) and "Async" not in base)
 
 
 def _told_by_order(calls: list[HostCall], works: list[DeviceWork]) -> list[HostCall]:
-    """The calls, with the correlations of what they launched: the first call's is what ran first, and so on.
+    """The calls, with the correlations of their work: the first call launched the work that ran first, and so on.
 
-    That is so on one stream. As they were where there are not as many launches as there was work.
+    That is so on one stream. Unchanged where the numbers of launches and of works differ.
     """
     told: list[HostCall] = []
     launching: list[int] = []
     ends_ns = 0
     for call in calls:
-        outer = call.start_ns >= ends_ns  # else it is within the call before
+        outer = call.start_ns >= ends_ns  # else within the call before
         ends_ns = max(ends_ns, call.end_ns)
         if outer and any(part in call.name for part in _LAUNCHES):
             launching.append(len(told))
@@ -65,9 +65,9 @@ def requests_of(calls: Iterable[HostCall], works: Iterable[DeviceWork], count: i
     """The launches of each of `count` requests that ran one after another, each waited for at its end.
 
     Args:
-        calls: What the host called, in any order.
-        works: What the GPU did, in any order.
-        count: Requests; the first is left out, because it is not known when it began.
+        calls: The host's calls, in any order.
+        works: The GPU's works, in any order.
+        count: Requests; the first is left out, because its begin is not known.
 
     Returns:
         For each request its launches; the host's own time is that since the launch before began, or since the program

@@ -1,6 +1,6 @@
 """The demo's workloads on the simulated driver: bursts and loops of kernels, launched through the driver API.
 
-Kernels do nothing but take time, so a load is a list of durations. The driver is whatever `libcuda.so.1` the loader
+Kernels do nothing but take time, so a load is a list of durations. The driver is the `libcuda.so.1` that the loader
 finds, as for any program: the simulated one itself, or the hook in front of it. The same few calls tell the name of a
 real GPU. Loads answer to the `Workload` protocol of client.py.
 """
@@ -26,8 +26,8 @@ LAUNCHES_PER_SYNCHRONIZE = 50
 #: Of a request to `gpt_decode`; fewer than on a GPU, because time passes slowly here.
 DECODED_TOKENS = 4
 
-#: Durations in us of the kernels of one request or one step. Lengths and their spread follow what the loads of the same
-#: name show on an H200.
+#: Durations in us of the kernels of one request or one step. Lengths and their spread follow the loads of the same name
+#: on an H200.
 LATENCY_LOADS: dict[str, tuple[int, ...]] = {
     "bert_graph": (20,) * 24,
     "bert_eager": (20,) * 24,
@@ -46,7 +46,7 @@ BEST_EFFORT_LOADS: dict[str, tuple[int, ...]] = {
 
 
 class DriverCallError(RuntimeError):
-    """A driver call failed; says which and with what status."""
+    """A driver call failed; the message has the call and its status."""
 
 
 class Driver:
@@ -172,7 +172,7 @@ class SimulatedWorkload:
 
     @property
     def stream(self) -> int:
-        """The CUstream it launches on."""
+        """The CUstream of the launches."""
         return self._stream.value or 0
 
     def context(self) -> AbstractContextManager[None]:
@@ -181,7 +181,7 @@ class SimulatedWorkload:
         return nullcontext()
 
     def step(self) -> None:
-        """Launches one request or one step; the last part of it may still be on its way."""
+        """Launches one request or one step, whose last part may still be on its way."""
         for number in range(self._steps):
             if number:
                 self.synchronize()
@@ -204,16 +204,16 @@ class SimulatedWorkload:
         self._since_synchronize = 0
 
     def kernel_durations(self) -> tuple[list[float], int]:
-        """What the kernels were made to take, in us, and the items: one step."""
+        """The kernels' set times, in us, and the items: one step."""
         return [float(us) for us in self._durations_us], self.items
 
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
-        """What the kernels of one request were made to take, in ns, one after the other, and the steps: one."""
+        """The set times of one request's kernels, in ns, one after the other, and the steps: one."""
         lengths = [1000 * us for us in self._durations_us] * self._steps
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False)), 1
 
     def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """The launches of `count` requests, with the gaps in which its host makes them (see recorded.py)."""
+        """The launches of `count` requests, with the host's gaps between them (see recorded.py)."""
         launched_ns = [time.monotonic_ns()]
         for us in self._durations_us:
             self._driver.launch(self._functions[us], self._blocks, self._stream)

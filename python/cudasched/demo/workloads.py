@@ -1,10 +1,10 @@
 """PyTorch workloads of the demo and of the colocation benchmark: seeded random weights, plain torch, no downloads.
 
-Each answers to the `Workload` protocol of client.py. Latency loads serve one request a step; best-effort loads run one
+Each answers to the `Workload` protocol of client.py. Latency loads serve one request a step. Best-effort loads run one
 training step, or a handful of kernels, and run ahead of the GPU as far as such programs do.
 """
 
-# What type checkers see of torch depends on whether and which torch is installed; it is not needed to check the rest.
+# Type checkers' view of torch depends on the installed version, if any; the rest is checked without it.
 # mypy: disable-error-code="import-not-found,misc,union-attr,call-overload,no-any-return,no-untyped-call,attr-defined"
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch.nn.functional as F  # noqa: N812  as everybody calls it
 from torch import Tensor, nn
 
 SEED = 20_240_601
-#: torch maps it to the highest that it offers.
+#: torch maps this to its highest priority.
 HIGH_PRIORITY = -5
-#: A training loop reads its loss this often, which is where it waits for the GPU.
+#: A training loop reads its loss this often, and waits for the GPU there.
 LOSS_EVERY = 10
 
 
@@ -47,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer layer, normalised before its parts (GPT) or after them (BERT)."""
+    """One transformer layer, normalised before (GPT) or after its parts (BERT)."""
 
     def __init__(self, width: int, heads: int, causal: bool, norm_first: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor, cache: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-        """Returns what it is given, one layer on: (batch, tokens, width)."""
+        """Returns the input, one layer on: (batch, tokens, width)."""
         if self.norm_first:
             x = x + self.attention(self.norm1(x), cache)
             return x + self._feed_forward(self.norm2(x))
@@ -196,7 +196,7 @@ class TorchWorkload:
     def synchronize(self) -> None:
         """Waits for the stream; other streams of the process go on."""
         if self._stream:
-            # A region moves what is not on a stream of its own.
+            # A region moves work that is not on a stream of its own.
             (self._stream if self.stream else torch.cuda.current_stream(self.device)).synchronize()
 
     def kernel_durations(self) -> tuple[list[float], int]:
@@ -223,7 +223,7 @@ class TorchWorkload:
         return spans, self.profiled_steps
 
     def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """What the host does in `count` requests run now: their launches, as recorded.py has them."""
+        """The host's actions in `count` requests run now: their launches, in the form of recorded.py."""
         from recorded import DeviceWork, HostCall, requests_of
 
         self.synchronize()
@@ -250,7 +250,7 @@ def kernel_durations_us(run: Callable[[], None]) -> list[float]:
 
 
 def device_events(run: Callable[[], None]) -> list[Any]:
-    """What the GPU did of what `run` submits and waits for, as CUPTI records it.
+    """The GPU's work that `run` submits and waits for, as CUPTI records it.
 
     Raises:
         RuntimeError: No kernel was recorded.
@@ -420,7 +420,7 @@ def latency_workload(name: str, own_stream: bool = False, device: torch.device |
 
     Args:
         name: `bert_graph`, `bert_eager`, `resnet50_b4`, `gpt_decode` or `mlp`.
-        own_stream: On a high-priority stream of its own, for a process that it shares with another role.
+        own_stream: On a high-priority stream of its own, for a process shared with another role.
         device: Where; the GPU by default.
 
     Raises:
@@ -449,7 +449,7 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
 
     Args:
         name: `transformer`, `resnet50`, `bert_training`, `bert_varying`, `gemm` or `elementwise`.
-        own_stream: On a stream of its own, of default priority, for a process that it shares with another role.
+        own_stream: On a stream of its own, of default priority, for a process shared with another role.
         device: Where; the GPU by default.
 
     Raises:

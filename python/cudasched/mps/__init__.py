@@ -1,13 +1,13 @@
 """CUDA's multi-process service (MPS): a private daemon for as long as it is wanted, and a client's priority by class.
 
-A program is a client of whatever daemon listens in ``CUDA_MPS_PIPE_DIRECTORY`` (``/tmp/nvidia-mps`` by default) when
-its first CUDA call is made; nothing has to be done for that. `join` is for where none listens: it starts a control
-daemon of the user's own, without root, and shares it with all who join. The last to leave, or to be killed, ends it.
+At its first CUDA call, a program becomes a client of the daemon that listens in ``CUDA_MPS_PIPE_DIRECTORY``
+(``/tmp/nvidia-mps`` by default), without further steps. Where none listens, `join` starts a control daemon of the
+user's own, without root, and shares the daemon with all who join. The last to leave, or to be killed, ends the daemon.
 
-In its directory (mode 0700) lie ``pipe`` and ``log``, which are the daemon's, and two files that are only locked:
-``keeper`` by the process that keeps the daemon (`cudasched.mps.keeper`), ``clients`` by everybody who uses it. A lock
-goes with the process that holds it, so nothing that is killed leaves a claim behind. docs/coexistence.md says what MPS
-shares and what it gains.
+The daemon's directory (mode 0700) has its ``pipe`` and ``log``, and two files that are only locked. The process that
+keeps the daemon (`cudasched.mps.keeper`) locks ``keeper``, and every user of the daemon locks ``clients``. A lock goes
+with the process that holds it, so no killed process leaves a claim behind. docs/coexistence.md describes sharing by MPS
+and its gains.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _ENTRIES = ("control", "control_privileged", "control_lock")
 
 
 class MpsError(Error):
-    """There can be no private MPS daemon; the message says why, and what to do."""
+    """There can be no private MPS daemon; the message has the reason and the remedy."""
 
 
 def priority(environment: Mapping[str, str], client_class: str | None) -> dict[str, str]:
     """The variable that tells MPS a program's class; MPS reads it at the program's first CUDA call.
 
     Args:
-        environment: As the program was given it. A priority in there that does not come from its ``CUDASCHED_CLASS``
-            is the user's own, and stays.
+        environment: The program's environment. A priority in there that does not come from ``CUDASCHED_CLASS`` is the
+            user's own, and stays.
         client_class: ``latency``, ``normal`` or ``best_effort``; None if none was chosen: nothing is set then.
     """
     if client_class is None:
@@ -77,10 +77,10 @@ def running_daemon(environment: Mapping[str, str]) -> Path | None:
 
 @dataclass
 class Membership:
-    """A claim on a daemon; it ends with `leave`, with this process, or with the last process that inherited it.
+    """A claim on a daemon, which ends with `leave`, with this process, or with the last process that inherited it.
 
     Attributes:
-        directory: Of the daemon; ``log`` in there has what it and its servers say.
+        directory: Of the daemon; ``log`` in there has the logs of the daemon and its servers.
     """
 
     directory: Path
@@ -88,7 +88,7 @@ class Membership:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes a program a client of the daemon."""
+        """The variables that make a program a client of the daemon."""
         return {
             _PIPE_VARIABLE: str(self.directory / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.directory / "log"),
@@ -113,7 +113,8 @@ def join(run_directory: Path, visible_devices: str | None = None) -> Membership:
     """Claims this user's private control daemon, and starts it if there is none.
 
     Args:
-        run_directory: Where it lies; all who give the same share it. Made with mode 0700 if it is missing.
+        run_directory: The parent of the daemon's directory; programs with the same one share the daemon. Made with mode
+            0700 if missing.
         visible_devices: The program's ``CUDA_VISIBLE_DEVICES``. One daemon serves all GPUs, but only one MIG instance:
             a program that names one gets the daemon of that instance.
 
@@ -138,7 +139,7 @@ def join(run_directory: Path, visible_devices: str | None = None) -> Membership:
     give_up = time.monotonic() + _JOIN_S
     membership = Membership(directory, _claim(directory, give_up))
     try:
-        # With the claim held no keeper ends its daemon, so what answers now goes on to.
+        # With the claim held no keeper ends its daemon, so a daemon that answers now goes on.
         while not (_start_keeper(directory, visible_devices or "", instance) or keeper.answers(directory / "pipe")):
             _wait(directory, give_up)
     except BaseException:
@@ -201,7 +202,7 @@ def _start_keeper(directory: Path, visible_devices: str, instance: str) -> bool:
             return False
         if not instance:
             _check_gpus(visible_devices)
-        # It inherits the lock, and holds it as long as it lives.
+        # The keeper inherits the lock, and holds it for life.
         command = [sys.executable, "-IS", keeper.__file__, str(directory), str(lock), instance]
         process = subprocess.Popen(
             command,

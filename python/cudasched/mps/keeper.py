@@ -1,12 +1,12 @@
-"""The process that keeps a private MPS control daemon, and what can be asked of a daemon.
+"""The process that keeps a private MPS control daemon, and requests to a daemon.
 
-`cudasched.mps.join` starts it as a program of its own (``python keeper.py DIRECTORY LOCK_FD DEVICES``), so that it
-outlives the program that asked first. It needs the standard library alone, and belongs to no terminal and no parent. It
-writes one line to its standard output, ``ready`` or why not, and goes on until no process holds ``DIRECTORY/clients``
-any more, or the daemon ends by itself.
+`cudasched.mps.join` starts the keeper as a program of its own (``python keeper.py DIRECTORY LOCK_FD DEVICES``), so that
+the keeper outlives the first program. The keeper needs the standard library alone, and belongs to no terminal and no
+parent. It writes one line to standard output, ``ready`` or the reason why not. It goes on until no process holds
+``DIRECTORY/clients`` any more, or the daemon ends by itself.
 
-A keeper that is killed takes the daemon with it (the kernel signals the daemon); what is left of its servers is ended
-by the next keeper, which knows them by their directory.
+A killed keeper takes the daemon along (the kernel signals the daemon). The next keeper ends the remaining servers,
+which it knows by their directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def environment(pipe: Path, log: Path | None = None, devices: str = "") -> dict[str, str]:
-    """A daemon's environment: what else of CUDA's is set is meant for the user's program, and preloads are too."""
+    """A daemon's environment: other CUDA variables are meant for the user's program, and preloads are too."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "CUDASCHED_", "LD_PRE"))}
     kept["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe)
     if log is not None:
@@ -44,7 +44,7 @@ def environment(pipe: Path, log: Path | None = None, devices: str = "") -> dict[
 
 
 def ask(pipe: Path, command: str, timeout_s: float = _ANSWER_S) -> str | None:
-    """What the control daemon of the directory `pipe` answers; None if none does."""
+    """The answer of the control daemon of the directory `pipe`; None if none answers."""
     try:
         done = subprocess.run(
             [TOOL],
@@ -99,7 +99,7 @@ def processes(pipe: Path) -> list[int]:
             is_mps = process.name.isdigit() and (process / "comm").read_bytes().startswith(_NAME)
             if is_mps and variable in (process / "environ").read_bytes().split(b"\0"):
                 found.append(int(process.name))
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or is another user's
             continue
     return found
 
@@ -132,7 +132,7 @@ def _start(pipe: Path, log: Path, devices: str) -> subprocess.Popen[bytes]:
     """Starts the daemon and waits until it answers.
 
     Raises:
-        RuntimeError: It did not; nothing of it is left.
+        RuntimeError: The daemon did not start; nothing is left.
     """
     _end(processes(pipe))
     for directory in (pipe, log):
@@ -176,7 +176,7 @@ def _keep(daemon: subprocess.Popen[bytes], pipe: Path, clients: int) -> None:
         except BlockingIOError:
             time.sleep(_LOOK_S)
             continue
-        # A program that closes descriptors which it did not open has given up its claim, but is a client all the same.
+        # A program that closes others' descriptors has given up its claim, but is a client all the same.
         if not has_clients(pipe):
             return _stop(daemon, pipe)
         fcntl.flock(clients, fcntl.LOCK_UN)

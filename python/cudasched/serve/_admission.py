@@ -1,8 +1,8 @@
 """Kubernetes's mutating admission: a pod with the annotation ``cudasched.io/class`` runs under cudasched.
 
-`answer` is a pure function of a request's body. It never fails and never forbids: a pod that it cannot change is
-allowed as it is, with a warning that says why. A changed pod copies cudasched from an
-image of ``containers/Dockerfile``.
+`answer` is a pure function of a request's body. The function never fails and never forbids: a pod that cannot be
+changed is allowed unchanged, with a warning that says why. A changed pod copies cudasched from an image of
+``containers/Dockerfile``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WARNING_CHARACTERS = 250  # Kubernetes cuts longer ones
 
 
 class _Part(BaseModel):
-    """What is read of an object; all else in it stays unread."""
+    """The fields read of an object; all others stay unread."""
 
     model_config = ConfigDict(strict=True, alias_generator=to_camel)
 
@@ -84,7 +84,7 @@ class _Container(_Part):
 
     @property
     def has_gpu(self) -> bool:
-        """Whether it asks for one: a device plugin's, a share or an instance of it, or a claim of DRA."""
+        """Whether the container asks for a GPU: a device plugin's, a share or an instance, or a claim of DRA."""
         return bool(self.claims) or any(name.startswith("nvidia.com/") for name in self.limits or ())
 
 
@@ -113,7 +113,7 @@ class _UnchangedError(Exception):
 
 
 def answer(body: bytes, image: str) -> dict[str, Any]:
-    """The answer to an AdmissionReview, whatever is in it.
+    """The answer to an AdmissionReview of any content.
 
     Args:
         body: Of the request.
@@ -255,7 +255,7 @@ def _refuse_names_taken(spec: _Spec) -> None:
 
 
 def application(image: str) -> Any:
-    """The webhook, without its guard.
+    """The webhook, without the guard.
 
     Args:
         image: As in `answer`.

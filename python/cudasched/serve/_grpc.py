@@ -1,4 +1,4 @@
-"""The operations over gRPC; ``control.proto`` says what there is."""
+"""The operations over gRPC; see ``control.proto``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def messages() -> Mapping[str, Any]:
 
 
 def stub(channel: Any) -> SimpleNamespace:
-    """What a client calls: a function for each operation, as generated code would have.
+    """A client's stub: a function for each operation, as in generated code.
 
     Args:
         channel: gRPC's.

@@ -1,9 +1,9 @@
 """Who is let in to `cudasched serve`, before anything else is done.
 
 `Callers` decides for HTTP and gRPC alike: callers that come too often are refused, those with the token counted apart,
-then what has no token. `Guard` is an ASGI application around the real one. Before it asks, a host that this server is
-not called by (DNS rebinding) is refused, then a page of another origin (CSRF); what is let in has a bounded body and
-bounded time. Everything that is answered here says nothing of the clients.
+and then requests without a token. `Guard` is an ASGI application around the real one. `Guard` first refuses a host that
+is no name of this server (DNS rebinding), then a page of another origin (CSRF). An admitted request has a bounded body
+and bounded time. No answer of the guard has data of the clients.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _HEADERS = {
     b"x-frame-options": b"DENY",
 }
 
-# So much of a body that is too large is received and dropped before it is refused: a connection that is closed with
-# bytes unread is reset, and its sender may never see the answer.
+# So much of a body that is too large is received and dropped before the refusal. A connection that is closed with
+# unread bytes is reset, and its sender may never see the answer.
 _RECEIVED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one caller may use.
+    """One caller's limits.
 
     Attributes:
         body_bytes: Of a request.
-        request_s: Until a request has been received. What is done for one with the token has time-outs of its own.
+        request_s: Until a request has been received. Operations for one with the token have time-outs of their own.
         per_s: Requests a second, of one address.
         burst: So many at once.
         wrong_tokens: So many at once, of one address; one more each `wrong_token_s`.
@@ -96,11 +96,11 @@ class RateLimiter:
 
 
 def hosts_of(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]:
-    """What a request may name as its host: the address and port that are listened on, by every name of theirs.
+    """The hosts that a request may name: the server's address and port, by every name.
 
     Args:
         host: The address.
-        port: Its port.
+        port: The port.
         others: Further names, of a certificate for one.
     """
     names = [host, *others, *(_LOOPBACK if host in _LOOPBACK else ())]
@@ -114,7 +114,7 @@ class Refusal:
 
     Attributes:
         message: For the caller.
-        wait_s: After how long it may come again, where it comes too often; 0: it has no token.
+        wait_s: The time until the caller may come again, where it comes too often; 0: it has no token.
     """
 
     message: str
@@ -124,12 +124,12 @@ class Refusal:
 class Callers:
     """Who may use the server. For any number of threads.
 
-    Requests with the token are counted apart from the others of their address: all users of a machine have its loopback
-    address, and no client without the token is to shut out those that have it.
+    Requests with the token are counted apart from the others of their address. All users of a machine have its loopback
+    address, and no client without the token may shut out those with the token.
 
     Args:
         token: The bearer token.
-        limits: What a caller may use.
+        limits: A caller's limits.
         refused: Told of each wrong token, with the caller's address; it is not told more often than
             `Limits.wrong_tokens` allow.
     """
@@ -155,8 +155,8 @@ class Callers:
 
         Args:
             address: Of the caller.
-            authorization: What it sent under that name.
-            public: What it asks for needs no token.
+            authorization: The header of that name.
+            public: The requested operation needs no token.
         """
         known = self.knows(authorization)
         wait_s = self._requests.wait_s(f"{address} with the token" if known else address)
@@ -179,11 +179,11 @@ class _TooLargeError(Exception):
 
 
 class Guard:
-    """The application with its guard before it.
+    """The application behind its guard.
 
     Args:
-        application: What is behind.
-        callers: Who may use it.
+        application: The guarded application.
+        callers: Decides which callers are admitted.
         hosts: As `hosts_of` says them.
         scheme: ``http`` or ``https``.
         public: Paths that need no token: they say nothing of the clients.

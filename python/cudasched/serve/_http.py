@@ -121,7 +121,7 @@ class Api:
         return self._service.usage(after)
 
     def metrics(self) -> PlainTextResponse:
-        """What `cudasched metrics serve` says, in Prometheus's text format."""
+        """The answer of `cudasched metrics serve`, in Prometheus's text format."""
         return PlainTextResponse(self._service.metrics(), media_type="text/plain; version=0.0.4")
 
 
@@ -159,7 +159,7 @@ def _broken(_: Request, error: Exception) -> Response:
 
 
 def application(service: Service) -> FastAPI:
-    """The application, without its guard (`cudasched.serve._guard`).
+    """The application, without the guard (`cudasched.serve._guard`).
 
     Args:
         service: The operations.

@@ -66,7 +66,7 @@ def _make_private(path: Path, content: str) -> bool:
     """Makes a file that is there whole or not at all; False: there is one already.
 
     Raises:
-        ConfigError: It cannot be made; says why.
+        ConfigError: The token cannot be made; the message has the reason.
     """
     new = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
@@ -99,7 +99,7 @@ def token_from(path: Path) -> str:
         token = secrets.token_urlsafe(32)
         if _make_private(path, token + "\n"):
             return token
-        number = _open_private(path, os.O_RDONLY)  # another server has made it meanwhile
+        number = _open_private(path, os.O_RDONLY)  # another server has made the file meanwhile
     with os.fdopen(number, "rb") as file:
         token = file.read(4 * _MOST_TOKEN).decode("ascii", errors="replace").strip()
     if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
@@ -110,7 +110,7 @@ def token_from(path: Path) -> str:
 
 
 class AuditLog:
-    """Who changed what, a JSON object a line; for any number of threads.
+    """The changes and their callers, a JSON object a line; for any number of threads.
 
     One that grows beyond 10 MB is renamed, with ``.1`` appended, and begun anew.
 
@@ -139,7 +139,7 @@ class AuditLog:
         written = os.write(number, line)
         if written != len(line):
             end = os.fstat(number).st_size
-            if os.pread(number, written, end - written) == line[:written]:  # nobody else has written behind it
+            if os.pread(number, written, end - written) == line[:written]:  # none has written behind this
                 os.ftruncate(number, end - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -147,11 +147,11 @@ class AuditLog:
         """Adds a line.
 
         Args:
-            event: What happened.
-            fields: More of it; whatever is in them stays on one line.
+            event: The event's name.
+            fields: More of the event; any content stays on one line.
 
         Raises:
-            Error: The disk is full, or the file is gone: what cannot be noted is not to be done.
+            Error: The disk is full, or the file is gone: an action that cannot be noted must not happen.
         """
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"time": moment, "event": event, **fields}, ensure_ascii=True) + "\n"

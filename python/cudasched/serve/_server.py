@@ -1,7 +1,7 @@
 """Listening: addresses that may be had, TLS, connections that say nothing, and the end by a signal.
 
-The connections that have not sent the token give way to newer ones where there are too many, the oldest first: nobody
-who merely connects shuts out those who have the token.
+Where there are too many connections, those that have not sent the token give way to newer ones, the oldest first. So
+callers that merely connect do not shut out those with the token.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _connections() -> int:
 
 
 class _Waiting:
-    """Connections that have not sent the token, the oldest first. The event loop's thread alone uses it."""
+    """Connections that have not sent the token, the oldest first. For the event loop's thread alone."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -215,9 +215,9 @@ class Server:
         port: 0: any that is free.
         grpc_port: 0: any that is free; None: no gRPC.
         certificate: For TLS, a PEM file with the chain.
-        key: Its private key, a PEM file.
+        key: The certificate's private key, a PEM file.
         allowed_hosts: Further names of this server.
-        limits: What a caller may use.
+        limits: A caller's limits.
         admission: Kubernetes's admission webhook, an ASGI application; None: there is none.
 
     Raises:
@@ -276,7 +276,7 @@ class Server:
             timeout_graceful_shutdown=2,
             **tls,
         )
-        # What a caller does wrong is answered, and is no event.
+        # A caller's error is answered, and is no event.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self._uvicorn = _Uvicorn(config)
         self._grpc: Any = None

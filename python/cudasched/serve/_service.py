@@ -1,4 +1,4 @@
-"""What `cudasched serve` can do, whichever way it is asked: the operations, their data, and how they fail."""
+"""The operations of `cudasched serve` for all protocols, with data and errors."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ClientInfo(BaseModel):
 
 
 class GpuInfo(BaseModel):
-    """One GPU's table, and what NVML says of the GPU where it can be asked."""
+    """One GPU's table, and NVML's facts about the GPU where available."""
 
     uuid: str
     name: str
@@ -158,7 +158,7 @@ def _whole(value: Any) -> Any:
 
 
 class Changes(BaseModel):
-    """What is to be changed of a client; a field that is left out stays as it is."""
+    """Changes of a client; a field that is left out stays unchanged."""
 
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_without_null)
 
@@ -194,11 +194,11 @@ class TraceRequest(BaseModel):
 
 
 class Sample(BaseModel):
-    """What happened in the second before a moment; null where nothing happened, or is known.
+    """The events of the second before a moment; null where there were none, or they are not known.
 
-    Of each client: the share of the time in which its kernels ran, as the driver samples it; predicted GPU seconds of
-    its best effort a second; P95 of waits at the gate, ms; the share of requests that kept their target; and memory
-    that it holds, bytes. Of each GPU: busy ratio and memory in use by all, bytes.
+    Of each client: the share of the time in which its kernels ran, sampled by the driver; predicted GPU seconds of its
+    best effort a second; P95 of waits at the gate, ms; the share of requests that kept their target; and its memory,
+    bytes. Of each GPU: busy ratio and memory in use by all, bytes.
     """
 
     number: int
@@ -208,7 +208,7 @@ class Sample(BaseModel):
 
 
 class Usage(BaseModel):
-    """Samples of the last minutes, the oldest first, and what the clients in them are called."""
+    """Samples of the last minutes, the oldest first, and the names of their clients."""
 
     interval_s: float
     kept: int = Field(description="How many samples are kept at most.")
@@ -289,7 +289,7 @@ class Service:
         self._directory = directory
         self._interval_s = interval_s
         self._clock = clock
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the following members
         self._look: Look | None = None
         self._looked_at = time.monotonic()
         self._rows: dict[int, Row] = {}
@@ -318,7 +318,7 @@ class Service:
         """Whether the clients have been looked at lately.
 
         Raises:
-            OperationError: They have not.
+            OperationError: The changes do not hold.
         """
         with self._lock:
             late_s = time.monotonic() - self._looked_at
@@ -401,11 +401,11 @@ class Service:
         raise OperationError(Failure.NOT_FOUND, f"client {client}: there is no such client; it may have ended")
 
     def change(self, client: str, changes: Changes, caller: str) -> ClientInfo:
-        """Changes settings of a client, notes it, and waits until they hold.
+        """Changes settings of a client, notes this, and waits until they hold.
 
         Args:
-            client: Its id.
-            changes: What is to be changed.
+            client: The client's id.
+            changes: The changes.
             caller: Who asks, for the audit log.
 
         Raises:
@@ -440,7 +440,7 @@ class Service:
         """Traces a client for a while.
 
         Args:
-            client: Its id.
+            client: The client's id.
             wanted: For how long, and in which form.
             caller: Who asks, for the audit log.
 
@@ -467,12 +467,12 @@ class Service:
         """Notes that a caller had a wrong token.
 
         Args:
-            address: Its address.
+            address: The caller's address.
         """
         self._note("wrong token", caller=address)
 
     def _note(self, event: str, **fields: object) -> None:
-        """What cannot be undone any more is noted where that is possible."""
+        """An action that cannot be undone any more is noted where possible."""
         with contextlib.suppress(Error):
             self._audit.write(event, **fields)
 
