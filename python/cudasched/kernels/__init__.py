@@ -7,8 +7,8 @@
     y = kernels.layer_norm(x, weight, bias)              # on x's GPU and the current stream
     kernels.tune("layer_norm", "bfloat16", rows=8192, cols=4096)
 
-They are compiled when first used, and kept on disk; each is launched with the best configuration that is known for its
-shape on this GPU. PyTorch programs may call them as ``torch.ops.cudasched.NAME``, too, and ``torch.compile`` keeps
+Kernels are compiled at their first use, and kept on disk. Each is launched with the best known configuration for its
+shape on this GPU. PyTorch programs may also call kernels as ``torch.ops.cudasched.NAME``, and ``torch.compile`` keeps
 them. ``docs/kernels.md`` has the whole. PyTorch is imported when a function is first asked for.
 """
 

@@ -1,7 +1,7 @@
 """Arrays of other libraries, as PyTorch's tensors and back: CuPy's on the GPU as they are, NumPy's by a copy there.
 
-By DLPack; nothing waits on the host but copies to and from it. What CuPy gives is computed on CuPy's current stream:
-PyTorch's allocator uses memory again on the stream that it was allocated for, which is then the one that CuPy reads on.
+By DLPack; only copies to and from the host wait there. CuPy's arrays are computed on CuPy's current stream. PyTorch's
+allocator reuses memory on the stream of the allocation, which is then the one that CuPy reads on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cudasched.kernels._errors import KernelError
 
 __all__ = ["over_tensors"]
 
-_torch: Any = torch  # what its type hints do not have
+_torch: Any = torch  # for names without type hints
 _DEFAULT_STREAMS = (0, 1)  # CU_STREAM_LEGACY
 
 

@@ -1,7 +1,7 @@
-"""What was compiled, on disk: one file for each source, set of macros, architecture and version of the compiler.
+"""Compiled images on disk: one file for each source, set of macros, architecture and version of the compiler.
 
-A file takes its place in one step, so that processes that compile the same at once do not disturb each other, and has
-a sum of its content. Where files cannot be written or read, kernels are compiled by each process anew.
+A file takes its place in one step, so that processes that compile the same at once do not disturb each other. Each file
+has a checksum of its content. Where files cannot be written or read, each process compiles its kernels anew.
 
 The files are machine code that is run: those are passed over which another user owns or may write, or whose directory
 another user does.
@@ -31,7 +31,7 @@ def directory() -> Path | None:
 
 
 def key_of(sources: Sequence[tuple[str, bytes]], macros: Sequence[tuple[str, str]], target: str, compiler: str) -> str:
-    """The name under which an image is kept: another one for whatever could make another image."""
+    """The name under which an image is kept: another one for any input that could change the image."""
     digest = hashlib.sha256()
     for part in (*(piece for name, text in sources for piece in (name.encode(), text)), b"|"):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -48,10 +48,10 @@ class Images:
         self._path = path
 
     def get(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """The image, made where it is not kept or its file is damaged.
+        """The image, made anew where its file is missing or damaged.
 
         Raises:
-            Error: What `make` raises. Files that cannot be read or written are no error.
+            Error: From `make`. Files that cannot be read or written are no error.
         """
         found = self._read(key)
         if found is None:

@@ -1,8 +1,8 @@
 """The kernels that there are: the space of each, its types, and the configuration where none is known to be better.
 
-A kernel is its source with its space (``NAME.cu``, ``NAME.toml``) and an entry here. The space says how a
-configuration is launched; an entry says with which macros a type of elements is compiled, and gives a configuration
-that works for any shape. No GPU is needed, and nothing here calls one.
+A kernel is a source with a space (``NAME.cu``, ``NAME.toml``) and an entry here. The space has a configuration's
+launch. An entry has the macros for each type of elements, and a configuration that works for any shape. No GPU is
+needed, and nothing here calls one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Shape = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a configuration is wanted for.
+    """The use of a wanted configuration.
 
     Attributes:
-        shape: Its values.
+        shape: The values.
         type: Of the elements: "float32".
         gpu: The GPU.
-        alignment: What the address of each array is a multiple of, at most 16 bytes.
+        alignment: The common alignment of the arrays' addresses, at most 16 bytes.
     """
 
     shape: Shape
@@ -54,21 +54,21 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel, as users know it.
+    """One kernel of the public functions.
 
     Attributes:
-        name: Users' name of it.
-        file: Of its space, without .toml.
+        name: Users' name.
+        file: Of the space, without .toml.
         types: The macros of each type of elements that it takes.
         default: A configuration that works for a shape.
         constants: Macros that are the same for all types.
         typed: The arrays whose elements are of the type; None: all.
-        values: Values of parameters in place of those in the space, by type: what the tuner may try.
-        fits: Whether a configuration of another shape works for this one, beside what the space says.
+        values: Values of parameters that the tuner may try, by type, in place of those in the space.
+        fits: Whether a configuration of another shape works for this one, beside the space's constraints.
         most: The largest values that sizes of a shape may have.
-        reference: The function of references.py that says what is right; None: the one that the space names.
+        reference: The function of references.py for the right outputs; None: the one that the space names.
         since: The compute capability that it needs at least.
-        only: Those that it is for, where later ones cannot run it, either.
+        only: Those of the kernel, where later ones cannot run it, either.
     """
 
     name: str
@@ -105,7 +105,7 @@ def sources() -> Path:
     """The directory with the kernels' sources: in an installation, or in a clone.
 
     Raises:
-        KernelError: They are not there.
+        KernelError: The files are missing.
     """
     for candidate in (_HERE / "sources", _HERE.parents[2] / "csrc" / "kernels", *_installed()):
         if (candidate / "common.cuh").is_file():
@@ -114,7 +114,7 @@ def sources() -> Path:
 
 
 def _installed() -> list[Path]:
-    """Where an editable installation has what was installed: beside the compiled module."""
+    """The place of an editable installation's files: beside the compiled module."""
     from cudasched.errors import HookError
     from cudasched.hook import locate
 
@@ -125,7 +125,7 @@ def _installed() -> list[Path]:
 
 
 def _value(value: Any) -> str:
-    """A value as TOML has it."""
+    """A value in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
@@ -214,7 +214,7 @@ def variant_file(kernel_name: str, kind: str, directory: Path) -> Path:
 
     Raises:
         KernelError: As `space_text`.
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     text = space_text(KERNELS[kernel_name], kind)
     origin = sources()
@@ -309,7 +309,7 @@ def _gemm(wanted: Wanted) -> Configuration:
 
 
 def _backward(wanted: Wanted) -> dict[str, int]:
-    """How the backward kernels are laid out: their sums over the rows, and a row where it fits, in registers."""
+    """The backward kernels' layout: sums over the rows, and a row if it fits, in registers."""
     cols = wanted.shape["cols"]
     vector = _vector(wanted)
     warps = max(2, _power_of_two(-(-cols // (32 * 8)), 32))
@@ -463,4 +463,4 @@ KERNELS: dict[str, Kernel] = {
         ),
     )
 }
-"""By their names."""
+"""The kernels by name."""

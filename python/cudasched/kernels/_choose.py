@@ -1,7 +1,7 @@
 """Which configuration a kernel is launched with: the best that is known on this GPU, or one that works.
 
-In order: what the tuner's database has for the shape, what cudasched ships for it, what either has for the nearest
-shape, and the kernel's default. A configuration of another shape is taken only where the space allows it for this one.
+In order: the tuner's result for the shape, cudasched's shipped one, either's result for the nearest shape, and the
+kernel's default. A configuration of another shape is taken only where the space allows that one for this shape.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEAR = 4.0
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration, and where it comes from.
+    """A configuration and its origin.
 
     Attributes:
         configuration: Values of the parameters.
@@ -82,7 +82,7 @@ def fastest(database: Database, key: Key) -> tuple[Configuration, float] | None:
 
 
 def _of_shipment(space: Space, kernel: Kernel, kind: str, gpu: Gpu) -> dict[str, Configuration]:
-    """What cudasched ships for the GPU, or for one of the same compute capability."""
+    """The configurations that cudasched ships for the GPU, or for one of the same compute capability."""
     same: dict[str, Configuration] = {}
     alike: dict[str, Configuration] = {}
     for one in _shipped(sources() / SHIPPED):
@@ -111,7 +111,7 @@ def _shipped(path: Path) -> tuple[dict[str, Any], ...]:
 
 @functools.lru_cache(maxsize=256)
 def known(kernel_name: str, kind: str, gpu: Gpu) -> Known:
-    """What is known of a kernel; looked up once in a process (`forget`)."""
+    """The known configurations of a kernel; looked up once in a process (`forget`)."""
     space = variant(kernel_name, kind)
     try:
         database = default_path()
@@ -124,7 +124,7 @@ def known(kernel_name: str, kind: str, gpu: Gpu) -> Known:
 
 
 def forget() -> None:
-    """Looks anew what is known when next asked: after tuning."""
+    """Forgets the known configurations, so that the next call reads them anew: after tuning."""
     known.cache_clear()
     _shipped.cache_clear()
 
@@ -133,12 +133,12 @@ def _distance(shape: Mapping[str, float], other: Mapping[str, float]) -> float:
     if set(shape) != set(other):
         return math.inf
     if any((shape[name] == 0) != (other[name] == 0) or not other[name] >= 0 for name in shape):
-        return math.inf  # what is on or off, or was damaged
+        return math.inf  # a value that is on or off, or was damaged
     return sum(abs(math.log2(shape[name] / other[name])) for name in shape if shape[name])
 
 
 def _fits(kernel: Kernel, problem: Problem, configuration: Configuration, wanted: Wanted) -> bool:
-    """Whether the space allows it for this shape on this GPU, and the arrays are aligned for it."""
+    """Whether the space allows the configuration for this shape on this GPU, and the arrays' alignment does."""
     try:
         return not problem.refusal(configuration) and kernel.fits(wanted, configuration)
     except ConfigError:
@@ -152,7 +152,7 @@ def choose(kernel: Kernel, problem: Problem, wanted: Wanted, found: Known) -> Ch
         kernel: The kernel.
         problem: Its space with the shape and the GPU.
         wanted: The same, with type and alignment.
-        found: What is known (`known`).
+        found: The known configurations (`known`).
     """
     key = problem.key()
     exact: tuple[tuple[Origin, Mapping[str, Configuration]], ...] = (

@@ -1,6 +1,6 @@
 """The driver as the kernels use it: modules and launches in the primary context of a GPU, by ctypes.
 
-``libcuda.so.1`` is opened by that name: where cudasched stands in front of the driver, that is its shim, so that these
+``libcuda.so.1`` is opened by that name. Where cudasched stands in front of the driver, that is its shim, so that these
 launches are scheduled like any others of the program.
 """
 
@@ -38,7 +38,7 @@ _KINDS: dict[str, Any] = {
 }
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
-#: CUtensorMapDataType; of integers the width is what matters.
+#: CUtensorMapDataType; of integers only the width matters.
 _MAP_TYPES = {
     **{"int8": 0, "uint8": 0, "uint32": 2, "int32": 3, "int64": 5, "float16": 6, "float32": 7, "float64": 8},
     "bfloat16": 9,
@@ -46,7 +46,7 @@ _MAP_TYPES = {
 _MAP_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by bytes
 _MAP_L2_256B = 3  # CUtensorMapL2promotion
 Cell = Any
-"""One argument, as ctypes holds it."""
+"""One argument, in ctypes' form."""
 
 
 class Map:
@@ -71,8 +71,8 @@ class Function:
 
     Attributes:
         handle: The driver's.
-        context: In which it is loaded.
-        static_shared_bytes: Shared memory that it has whatever it is launched with.
+        context: Of the function.
+        static_shared_bytes: Shared memory of every launch.
     """
 
     handle: int
@@ -81,13 +81,13 @@ class Function:
 
 
 class Driver:
-    """The driver. Any thread may call it."""
+    """The driver. For any thread."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Of a library that is loaded.
 
         Raises:
-            DriverError: It has no GPU.
+            DriverError: There is no GPU.
         """
         self._library = library
         self._contexts: dict[int, int] = {}
@@ -104,14 +104,14 @@ class Driver:
         """Calls a function of the driver.
 
         Raises:
-            DriverError: It says so; names the function.
+            DriverError: The call failed; the message names the function.
         """
         code = getattr(self._library, name)(*arguments)
         if code != 0:
             raise DriverError(f"{name}: {self.name_of(code)}")
 
     def name_of(self, code: int) -> str:
-        """What the driver calls an error."""
+        """The driver's name of an error."""
         text = ctypes.c_char_p()
         known = self._library.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value
         return known.decode() if known else f"error {code}"
@@ -127,7 +127,7 @@ class Driver:
             return self._contexts[ordinal]
 
     def gpu(self, ordinal: int) -> Gpu:
-        """What decides which configurations there are.
+        """The GPU's properties that decide which configurations there are.
 
         Raises:
             DriverError: There is no such GPU.
@@ -158,12 +158,12 @@ class Driver:
             shared_bytes: Dynamic shared memory that it will be launched with at most.
 
         Raises:
-            DriverError: The driver does not take it.
+            DriverError: The driver refuses the image.
         """
         context = self.context(ordinal)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         mode = ctypes.c_int(_RELAXED)
-        # A capture of the calling program's does not forbid it, and it does not become a part of that.
+        # A capture of the calling program neither forbids the load nor contains it.
         exchange = getattr(self._library, "cuThreadExchangeStreamCaptureMode", None)
         if exchange is not None:
             exchange(ctypes.byref(mode))
@@ -190,7 +190,7 @@ class Driver:
     def encode(self, into: Map, address: int, seen: TensorMap, function: Function) -> None:
         """Makes the tensor map of a dense array at an address; beyond the array there are zeros.
 
-        The function is what it is for: its context is current meanwhile, which a thread that is new to CUDA lacks.
+        `function` is the map's user: its context is current meanwhile, because a thread that is new to CUDA has none.
 
         Raises:
             DriverError: The driver does not take it, or makes none.
@@ -230,7 +230,7 @@ class Driver:
 
         Args:
             function: The kernel.
-            launch: Its grid, its block and its shared memory.
+            launch: Grid, block and shared memory.
             stream: The driver's handle; 0: the default stream.
             table: Of its arguments (`cells`), which the driver has read when this returns.
 

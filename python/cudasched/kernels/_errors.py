@@ -1,4 +1,4 @@
-"""What the kernels raise."""
+"""The kernels' error."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["KernelError"]
 
 
 class KernelError(Error, ValueError):
-    """A kernel cannot be had, or does not take these arrays; the message says which, why, and what it takes."""
+    """A kernel is not available, or refuses these arrays; the message has the kernel, the reason and its inputs."""

@@ -1,4 +1,4 @@
-"""What users call, `layer_norm` and the others, on arrays of PyTorch, CuPy or NumPy."""
+"""The functions for users, `layer_norm` and the others, on arrays of PyTorch, CuPy or NumPy."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _directly(*tensors: Tensor) -> bool:
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
-    Sums are float32 whatever the type.
+    Sums are float32 for all types.
 
     Args:
-        x: (..., columns), float32, float16 or bfloat16. What is not contiguous is copied.
+        x: (..., columns), float32, float16 or bfloat16. An array that is not contiguous is copied.
         weight: (columns,), of the same type; None: ones.
         bias: (columns,), of the same type; None: zeros.
         eps: Added to the variance.
@@ -64,7 +64,7 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Any:
     """Division of the last dimension by its root mean square: ``x / sqrt(mean(x * x) + eps) * weight``.
 
     Args:
-        x: (..., columns), float32, float16 or bfloat16. What is not contiguous is copied.
+        x: (..., columns), float32, float16 or bfloat16. An array that is not contiguous is copied.
         weight: (columns,), of the same type; None: ones.
         eps: Added to the mean of the squares.
 
@@ -114,11 +114,11 @@ def softmax(x: Any, dim: int = -1) -> Any:
 def matmul(a: Any, b: Any, tf32: bool = False) -> Any:
     """The product of matrices: (..., m, k) and (k, n) give (..., m, n).
 
-    float32 is multiplied as it is on the SIMT cores, or rounded to tf32 on the tensor cores, where float16, bfloat16
-    and int8 are multiplied too. Sums are float32, those of int8 int32.
+    float32 is multiplied unrounded on the SIMT cores, or rounded to tf32 on the tensor cores, which also multiply
+    float16, bfloat16 and int8. Sums are float32, those of int8 int32.
 
     Args:
-        a: The first; what is not contiguous, or not at a multiple of 16 bytes, is copied.
+        a: The first; one that is not contiguous, or not at a multiple of 16 bytes, is copied.
         b: The second, of the same type; alike. k and n are multiples of 4 (float32), 2 (float16, bfloat16) or 16
             (int8).
         tf32: Whether float32 is rounded to tf32.
@@ -159,7 +159,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
         return over_tensors("attention", lambda *all: attention(*all, causal=causal, scale=scale), (q, k, v))
     _tensors("attention", k, v)
     if scale is None:
-        scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0  # what has no head is refused below
+        scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0  # an array without a head is refused below
     if _directly(q, k, v):
         return operators.attention_cuda(q, k, v, causal, scale)[0]
     _dense("attention", q, k, v)

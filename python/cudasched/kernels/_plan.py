@@ -1,7 +1,8 @@
-"""Launches that are ready: what a kernel is launched with for a shape, a type and a GPU, worked out once.
+"""Ready launches: a kernel's launch for a shape, a type and a GPU, computed once.
 
-`plan` chooses a configuration, compiles it or takes it from the cache, and loads it; afterwards it is a lookup. A
-`Plan` launches it: it writes the addresses into the arguments and calls the driver. PyTorch is not needed here.
+`plan` chooses a configuration, compiles it or takes the image from the cache, and loads the module; later calls are a
+lookup. A `Plan` launches the kernel: it writes the addresses into the arguments and calls the driver. PyTorch is not
+needed here.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class Resolved:
 
 
 class Plan:
-    """A kernel that is ready to be launched for one shape. Any thread may launch it.
+    """A kernel that is ready to be launched for one shape. Any thread may launch a plan.
 
     Attributes:
         launch: Grid, block, shared memory.
         choice: The configuration, and where it comes from.
-        workspace_bytes: Device memory that it needs, zeros.
+        workspace_bytes: Device memory for the kernel's work, zeros.
     """
 
     def __init__(self, resolved: Resolved, function: _driver.Function, driver: _driver.Driver) -> None:
@@ -92,7 +93,7 @@ class Plan:
         return found
 
     def run(self, stream: int, places: Sequence[int], values: Sequence[int | float]) -> None:
-        """Launches it.
+        """Launches the kernel.
 
         Args:
             stream: The driver's handle.
@@ -146,7 +147,7 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
 
 
 def _check(kernel: Kernel, problem: Problem, launch: Launch) -> None:
-    """What the GPU would refuse."""
+    """Raises ConfigError where the GPU would refuse the launch."""
     most = problem.gpu.architecture.max_shared_bytes_per_block
     if launch.shared_bytes > most:
         raise ConfigError(f"it needs {launch.shared_bytes} bytes of shared memory, and a block has at most {most}")
@@ -160,7 +161,7 @@ def _shown(shape: tuple[tuple[str, int], ...]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _texts(source: Path) -> tuple[tuple[str, bytes], ...]:
-    """A source and what it includes."""
+    """A source with includes."""
     return tuple((path.name, path.read_bytes()) for path in with_includes(source))
 
 
@@ -202,7 +203,7 @@ def plan(name: str, kind: str, shape: tuple[tuple[str, int], ...], ordinal: int,
         kind: Of the elements: "float32".
         shape: Names and values.
         ordinal: Of the GPU.
-        alignment: What the address of each array is a multiple of, at most 16.
+        alignment: The common alignment of the arrays' addresses, at most 16.
 
     Raises:
         KernelError: The kernel does not take that, or this GPU cannot run it.
@@ -226,7 +227,7 @@ def plan_for(name: str, kind: str, ordinal: int, alignment: int = 16, **shape: i
 
 
 def gpu_of(ordinal: int) -> Gpu:
-    """What is known of a GPU."""
+    """A GPU's properties."""
     if ordinal not in _gpus:
         _gpus[ordinal] = _driver.load().gpu(ordinal)
     return _gpus[ordinal]
@@ -251,7 +252,7 @@ def _made(name: str, kind: str, shape: tuple[tuple[str, int], ...], ordinal: int
 
 
 def reset() -> None:
-    """Forgets which configurations were chosen: after tuning. What is loaded stays loaded."""
+    """Forgets the chosen configurations: after tuning. Loaded modules stay."""
     with _lock:
         _plans.clear()
         forget()

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Layer normalisation and flash attention in Triton, tuned by cudasched's search. `triton_twins` calls them.
 
-Importing it needs Triton. What mypy would say of a kernel's code is no help: it is no Python.
+The import needs Triton. mypy's messages on a kernel's code are no help: that is no Python.
 """
 
 import triton
@@ -96,7 +96,7 @@ def _tiles(
     MASKED: tl.constexpr,  # noqa: N803
     TILE_K: tl.constexpr,  # noqa: N803
 ):
-    """Adds the keys from `begin` to `end` to what the rows have so far."""
+    """Adds the keys from `begin` to `end` to the rows' present sums."""
     columns = tl.arange(0, HEAD)
     for first in range(begin, end, TILE_K):
         key = first + tl.arange(0, TILE_K)

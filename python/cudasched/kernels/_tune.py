@@ -1,4 +1,4 @@
-"""Tuning the kernels of this package: what is found goes where they look for it."""
+"""Tuning the kernels of this package: results go where the kernels read them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tune(
 
     Raises:
         KernelError: There is no such kernel, or not for that type.
-        Error: What `cudasched.tune` raises.
+        Error: From `cudasched.tune`.
     """
     from cudasched.tune import tune as run
 
@@ -57,7 +57,7 @@ def tune(
 
 
 def configuration(name: str, type: str = "float32", *, device: int = 0, **shape: int) -> dict[str, Any]:
-    """With what a kernel is launched for a shape, and how that was chosen; nothing is compiled.
+    """A kernel's launch for a shape, and the choice's origin; nothing is compiled.
 
     Returns:
         ``configuration``, ``origin`` ("database", "shipped", "nearest" or "default"), ``grid``, ``block``,

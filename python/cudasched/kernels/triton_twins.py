@@ -1,8 +1,7 @@
 """Layer normalisation and flash attention as Triton kernels, tuned by the same search as the CUDA ones.
 
-They are there to compare with: what a kernel in Triton reaches on this GPU with the same effort, and what the decorator
-`cudasched.tune.triton` makes of a kernel. The first call for a shape times some configurations; Triton keeps the result
-on disk.
+They are for comparison: the speed of a Triton kernel on this GPU with the same effort, and the effect of the decorator
+`cudasched.tune.triton`. The first call for a shape times some configurations; Triton keeps the result on disk.
 
 ::
 

@@ -1,4 +1,4 @@
-"""cudasched and PyTorch: regions with streams of their own, and what crosses between threads.
+"""cudasched and PyTorch: regions with streams of their own, and handovers between threads.
 
 ::
 
@@ -9,7 +9,7 @@
     queue.put(cudasched.torch.handover(batch))           # from one thread to another
 
 Nothing here need be called for ``with cudasched.region(...)`` to put a program's PyTorch work on streams of its class;
-``docs/pytorch.md`` says what that means. Importing this module does not import PyTorch.
+see ``docs/pytorch.md``. Importing this module does not import PyTorch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`cudasched.torch._streams.Backend` over ``torch.cuda``: the only file here that knows how PyTorch spells it.
 
-A stream's key is what PyTorch's C layer gives and takes: ``(stream_id, device_index, device_type)``. The streams are
-made with the driver, not taken from PyTorch's pool of 32, which hands the same stream out again.
+A stream's key is that of PyTorch's C layer: ``(stream_id, device_index, device_type)``. The driver makes the streams;
+PyTorch's pool of 32 would hand the same stream out again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TorchBackend:
             self._record, self._wait = base.record, base.wait
 
     def available(self) -> bool:
-        """Whether there is CUDA; says so once where there is not. Initialises it, as the region's body would."""
+        """Whether there is CUDA; says so once where there is not. Initialises CUDA, as the region's body would."""
         cuda = self._torch.cuda
         if cuda._is_in_bad_fork() or not cuda.is_available():
             return False
@@ -68,7 +68,7 @@ class TorchBackend:
 
     def make_current(self, stream: Any, device: int | None) -> None:
         self._c._cuda_setStream(*stream)
-        if stream[1] != device:  # setting a stream sets its device
+        if stream[1] != device:  # setting a stream sets the device
             self._c._cuda_setDevice(device)
 
     def create(self, device: int, client_class: str) -> Hashable:
@@ -125,8 +125,8 @@ class TorchBackend:
         return list(_tensors(self._torch, device))
 
     def keep(self, tensor: Any, stream: Hashable) -> None:
-        # Refused: another process's memory, fake tensors and wrappers around tensors that are found themselves, or
-        # memory that is not the caching allocator's, which is not reused without our knowing.
+        # PyTorch refuses another process's memory, fake tensors and wrappers around tensors that are found themselves.
+        # Also memory that is not the caching allocator's, which is not reused without our knowing.
         with contextlib.suppress(Exception):
             tensor.record_stream(self.stream(stream))
 
@@ -138,18 +138,18 @@ class TorchBackend:
         try:
             if client_class is None:
                 core.unbind_stream(handle)
-            # Latency work waits for what comes before it, through an open gate, and so does its program's own.
+            # Latency work waits for earlier work through an open gate, and so does its program's own.
             elif core.state().process_class != "latency":
                 core.bind_stream(handle, client_class)
         except Error:
-            pass  # 256 streams have a class; the region's own and marks do what they did without
+            pass  # 256 streams have a class already; the region's own class and marks work without
 
 
 class _Ordering:
     """By the engine, or by PyTorch's events where that cannot.
 
-    A marker is an event of the driver's: one call of ours makes the records and waits for all streams, and none for
-    those that have nothing left to do. On a thread without a context PyTorch's event makes its device's current.
+    A marker is an event of the driver's: one call of ours makes the records and waits for all streams, except for idle
+    ones. On a thread without a context PyTorch's event makes its device's context current.
     """
 
     __slots__ = ("_ahead", "_backend", "_device", "_handle", "_markers", "_others", "_stream")
@@ -168,10 +168,10 @@ class _Ordering:
         self._others = others
         self._markers = markers
         self._handle = 0
-        self._ahead: tuple[int, ...] | None = None  # what the engine takes, once it was needed
+        self._ahead: tuple[int, ...] | None = None  # the engine's arguments, once needed
 
     def make(self, best_effort: bool, here: bool) -> None:
-        # An event is of the current device, and a default stream's handle is 0 whatever its device.
+        # An event is of the current device, and a default stream's handle is 0 on every device.
         backend = self._backend
         core: Any = backend.core
         if here and core is not None:
@@ -198,7 +198,7 @@ class _Ordering:
 
 
 def _tensors(torch: Any, device: int) -> Iterator[Any]:
-    """All of the process on the device. Types are looked at as they are: objects may lie about them."""
+    """All tensors of the process on the device. Real types are examined: objects may lie about theirs."""
     tensor_type = torch.Tensor
     known: dict[type, bool] = {}
     for thing in gc.get_objects():
@@ -253,9 +253,9 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def streams() -> Streams | None:
-    """What regions do with streams; None where nothing is done, which is said once.
+    """The streams of regions; None where nothing is done, with one warning.
 
-    That is: PyTorch is not loaded (then nothing is said), or it has no CUDA.
+    That is: PyTorch is not loaded (without a warning then), or has no CUDA.
     """
     global _streams, _backend
     if _streams is not None:

@@ -12,7 +12,7 @@ __all__ = ["lightning_callback", "trainer_callback"]
 
 
 class _WhileTraining:
-    """A region that is open from a training's begin to its end, whatever ends it, on the thread that trains."""
+    """A region on the training thread, open from the training's begin to its end of any kind."""
 
     def __init__(self, client_class: str, priority: int) -> None:
         self._region = region(client_class, priority=priority)
@@ -25,14 +25,14 @@ class _WhileTraining:
             self._open.here = True
 
     def end(self) -> None:
-        """Leaves, if it is open here."""
+        """Leaves the region, if open here."""
         if getattr(self._open, "here", False):
             self._open.here = False
             self._region.__exit__()
 
 
 def trainer_callback(client_class: str = "best_effort", *, priority: int = 0) -> Any:
-    """A callback for Hugging Face's ``Trainer``: what it trains and evaluates is of a class.
+    """A callback for Hugging Face's ``Trainer``: training and evaluation are of a class.
 
     ::
 
@@ -43,7 +43,7 @@ def trainer_callback(client_class: str = "best_effort", *, priority: int = 0) ->
 
     Args:
         client_class: ``"best_effort"``, ``"normal"`` or ``"latency"``.
-        priority: As `cudasched.region` has it.
+        priority: As in `cudasched.region`.
 
     Raises:
         ConfigError: An argument has no meaning.
@@ -63,7 +63,7 @@ def trainer_callback(client_class: str = "best_effort", *, priority: int = 0) ->
 
 
 def lightning_callback(client_class: str = "best_effort", *, priority: int = 0) -> Any:
-    """A callback for Lightning's ``Trainer``: what ``fit`` does is of a class, to its end or to its failure.
+    """A callback for Lightning's ``Trainer``: the work of ``fit`` is of a class, to its end or failure.
 
     ::
 
@@ -71,7 +71,7 @@ def lightning_callback(client_class: str = "best_effort", *, priority: int = 0) 
 
     Args:
         client_class: ``"best_effort"``, ``"normal"`` or ``"latency"``.
-        priority: As `cudasched.region` has it.
+        priority: As in `cudasched.region`.
 
     Raises:
         ConfigError: An argument has no meaning.

@@ -1,8 +1,8 @@
 """``CUDASCHED_CHECK_STREAMS=1``: names each use of a tensor that nothing orders with another stream's use of it.
 
-`Order` knows, of each stream, what certainly comes before what it gets next, from the events that are recorded and
-waited for, by any thread, and from what the host waits for. `watch` puts a dispatch mode into a thread, which tells
-`Order` what each operation reads and writes. What compiled code and CUDA graphs do inside is not seen.
+`Order` knows, of each stream, the work that certainly comes before its next operation. The sources are events recorded
+and waited for, by any thread, and the host's waits. `watch` puts a dispatch mode into a thread, which tells `Order`
+each operation's reads and writes. Operations inside compiled code and CUDA graphs are not seen.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _merge(clock: Clock, other: Clock) -> None:
 
 
 class Order:
-    """What comes before what, by stream; a stream is its CUstream's address, a tensor its memory's. Any thread."""
+    """The order of operations, by stream; a stream is its CUstream's address, a tensor its memory's. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,12 +63,12 @@ class Order:
         self._told: set[tuple[object, ...]] = set()
 
     def recorded(self, event: int, stream: int) -> None:
-        """The event is complete when what the stream has now is."""
+        """The event is complete when the stream's present work is."""
         with self._lock:
             self._events[event] = dict(self._clocks.get(stream, {}))
 
     def waited(self, event: int, stream: int) -> None:
-        """What the stream gets from here on comes after the event."""
+        """The stream's later work comes after the event."""
         with self._lock:
             _merge(self._clocks.setdefault(stream, {}), self._events.get(event, {}))
 
@@ -84,12 +84,12 @@ class Order:
                     _merge(self._host, clock)
 
     def allocated(self, memory: int) -> None:
-        """It is another tensor's from here on."""
+        """The address is another tensor's from here on."""
         with self._lock:
             self._contents.pop(memory, None)
 
     def launched(self, name: str, stream: int, reads: Iterable[int], writes: Iterable[int]) -> list[tuple[Use, Use]]:
-        """An operation on a stream. Returns what it is not ordered with: (this use, the earlier one)."""
+        """An operation on a stream. Returns the uses not ordered with it: (this use, the earlier one)."""
         stack = traceback.StackSummary.extract(traceback.walk_stack(None), limit=2 * _FRAMES, lookup_lines=False)
         with self._lock:
             clock = self._clocks.setdefault(stream, {})
@@ -147,7 +147,7 @@ def _text(use: Use, other: Use) -> str:
 
 
 def wanted() -> bool:
-    """Whether the environment asks for it."""
+    """Whether the environment asks for the check."""
     return os.environ.get("CUDASCHED_CHECK_STREAMS", "") not in ("", "0")
 
 
@@ -173,11 +173,11 @@ class _Entered:
 
 
 def watch(torch: Any, current_stream: Any = None, is_watched: Any = None) -> None:
-    """The calling thread's operations are looked at from here on, and those of autograd's threads for it.
+    """Watches the calling thread's operations from here on, and those of autograd's threads for this thread.
 
     Args:
         torch: PyTorch.
-        current_stream: What gives the calling thread's stream; None: PyTorch's.
+        current_stream: A function that gives the calling thread's stream; None: PyTorch's.
         is_watched: Which tensors are looked at; None: those on a GPU.
     """
     global _order
@@ -205,7 +205,7 @@ def watch(torch: Any, current_stream: Any = None, is_watched: Any = None) -> Non
 
 
 def _subscribe(torch: Any, order: Order) -> None:
-    """PyTorch tells of events and of what the host waits for, from its C layer."""
+    """PyTorch's C layer reports events and the host's waits."""
     try:
         trace: Any = importlib.import_module("torch.cuda._gpu_trace")  # which `import torch` leaves out
     except ImportError:

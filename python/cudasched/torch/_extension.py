@@ -1,7 +1,7 @@
-"""The PyTorch extension (``csrc/torch``): built where it is used, because a wheel cannot know which PyTorch it meets.
+"""The PyTorch extension (``csrc/torch``): built on the user's machine, because a wheel cannot know its PyTorch.
 
-One shared library, called through ctypes, so that it depends on PyTorch's C++ alone and not on Python. It is kept in
-the user's cache by PyTorch's version and ABI and by its sources, and is built at first use or by ``cudasched torch
+One shared library, called through ctypes, so that it depends on PyTorch's C++ alone and not on Python. The user's cache
+keeps the library by PyTorch's version and ABI and by the sources. It is built at first use or by ``cudasched torch
 build``.
 """
 
@@ -36,7 +36,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 class ExtensionError(Error):
-    """The PyTorch extension cannot be built or loaded; the message says why and what is lost."""
+    """The PyTorch extension cannot be built or loaded; the message has the reason and the lost features."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the PyTorch extension cannot be had: {why}. {_LOST}.")
@@ -116,7 +116,7 @@ def place(torch: Any) -> Path:
 
 
 def command(torch: Any, output: Path, *, link: bool = True) -> list[str]:
-    """What compiles it; with `link` false an object, which needs no CUDA build of PyTorch.
+    """The compiler's command line; with `link` false for an object, which needs no CUDA build of PyTorch.
 
     Raises:
         ExtensionError: There is no compiler, or no header of CUDA.
@@ -171,7 +171,7 @@ def build(torch: Any, *, again: bool = False) -> Path:
             )
             if done.returncode != 0:
                 raise ExtensionError(f"the compiler failed: {_text.printable(_first_error(done.stderr))}")
-            os.replace(made, library)  # whole, whichever process builds it meanwhile
+            os.replace(made, library)  # whole, also where two processes build at once
     except subprocess.TimeoutExpired:
         raise ExtensionError(f"the compiler did not end within {_COMPILES_S:g} s") from None
     except OSError as error:
@@ -180,7 +180,7 @@ def build(torch: Any, *, again: bool = False) -> Path:
 
 
 def _trusted(library: Path) -> bool:
-    """Whether it is there and nobody else could have put it there: it is code that is run."""
+    """Whether the library is there and no other user could have written it: its code will run."""
     try:
         return library.is_file() and ours(library.parent.stat()) and ours(library.lstat())
     except OSError:
@@ -188,7 +188,7 @@ def _trusted(library: Path) -> bool:
 
 
 def _first_error(said: str) -> str:
-    """The first that a compiler calls an error, else the end of what it says."""
+    """The first error of a compiler's output, else the output's end."""
     return next((line[:600] for line in said.splitlines() if "error:" in line), said.strip()[-600:])
 
 
@@ -255,13 +255,13 @@ class Library:
         return function
 
     def read(self, device: int) -> Totals:
-        """What a device has."""
+        """A device's totals."""
         totals = Totals()
         self._read(device, ctypes.byref(totals))
         return totals
 
     def timeline(self, device: int) -> list[Point]:
-        """What was held when, the oldest first."""
+        """The memory held over time, the oldest first."""
         room = 4096
         points = (Point * room)()
         return list(points[: min(room, self._timeline(device, points, room))])
@@ -287,7 +287,7 @@ def built(torch: Any) -> bool:
 
 
 def check(torch: Any) -> list[tuple[bool, str]]:
-    """What there is of what the extension needs, and where it is: whether all is well, and what is said of it."""
+    """The extension's requirements and its place: whether each is met, and a text for each."""
     found: list[tuple[bool, str]] = []
 
     def look(what: str, find: Any) -> None:
@@ -311,6 +311,6 @@ def load() -> Library:
     """The extension of the PyTorch that is installed, built at first use.
 
     Raises:
-        ExtensionError: It cannot be had.
+        ExtensionError: The extension is not available.
     """
     return Library(build(importlib.import_module("torch")))

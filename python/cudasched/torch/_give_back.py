@@ -22,10 +22,10 @@ def give_back() -> None:
     """Has this program empty PyTorch's cache when another program's latency work runs out of GPU memory.
 
     Best-effort programs give memory back by themselves where the PyTorch extension is built (``cudasched torch
-    build``). This builds it, some ten seconds once on a machine, and begins at once. A native thread empties the cache,
-    as ``torch.cuda.empty_cache()`` does, without the interpreter's lock; what the program goes on using stays. Programs
-    with latency work of their own give nothing. With the allocator ``cudaMallocAsync`` nothing is needed: the driver's
-    pools are trimmed. Does nothing the second time, and without the hook.
+    build``). This call builds the extension, some ten seconds once on a machine, and begins at once. A native thread
+    empties the cache, as ``torch.cuda.empty_cache()`` does, without the interpreter's lock; memory in use stays.
+    Programs with latency work of their own give nothing. With the allocator ``cudaMallocAsync`` nothing is needed: the
+    driver's pools are trimmed. Does nothing the second time, and without the hook.
 
     Raises:
         ExtensionError: The extension cannot be had; the message says why.
@@ -44,7 +44,7 @@ def give_back() -> None:
 
 
 def begin_if_built() -> None:
-    """`give_back`, where that takes no compiler; once, and whatever fails costs the memory alone."""
+    """`give_back`, where that takes no compiler; once, and a failure costs the memory alone."""
     global _looked
     if _looked:
         return

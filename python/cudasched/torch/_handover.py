@@ -1,4 +1,4 @@
-"""What one thread computes and another uses: the other's stream waits for it on the GPU, and its memory is kept."""
+"""Results that one thread computes and another uses: the user's stream waits on the GPU, and the memory is kept."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Parcel:
 
 
 def hand_over(streams: Streams, device: int, tensors: Iterable[Any]) -> Parcel:
-    """What the calling thread's current stream has now computes them."""
+    """The present work of the calling thread's current stream computes the tensors."""
     event = streams.backend.event(device)
     streams.backend.record(event, streams.backend.current(device))
     return Parcel(device, list(tensors), event)
 
 
 class Handover(Generic[_Value]):
-    """What `handover` gives: another thread takes the value out of it, and several may."""
+    """The result of `handover`: one or several other threads take the value."""
 
     def __init__(self, value: _Value, parcels: list[Parcel], streams: Streams | None) -> None:
         self._value = value
@@ -55,8 +55,8 @@ class Handover(Generic[_Value]):
     def take(self) -> _Value:
         """The value, for the calling thread to use from here on, in and out of regions.
 
-        On the GPU, its current stream waits for the work that was before the handover; the host does not. The tensors'
-        memory is not used again before this thread's work on them is over, whichever thread frees them.
+        On the GPU, the thread's current stream waits for the work before the handover; the host does not. The tensors'
+        memory is not used again before this thread's work on them is over, also where another thread frees them.
         """
         if self._streams is not None:
             for parcel in self._parcels:
@@ -65,25 +65,25 @@ class Handover(Generic[_Value]):
 
 
 def handover(value: _Value) -> Handover[_Value]:
-    """Hands tensors from one thread to others: to be called where they are computed, and taken where they are used.
+    """Hands tensors from one thread to others: call this on the computing thread, and `take()` on the using one.
 
     ::
 
         queue.put(cudasched.torch.handover(batch))       # the thread that computed it
         batch = queue.get().take()                       # the thread that uses it
 
-    The work that this thread has launched so far comes first. What it does to the tensors later is not ordered with
-    the takers' use: hand over a copy of what goes on changing, as weights do while they are trained.
+    The work that this thread has launched so far comes first. Its later work on the tensors is not ordered with the
+    takers' use. Hand over a copy of tensors that go on changing, as weights in training.
 
     Args:
         value: A tensor, a module (its parameters and buffers), or lists, tuples and dictionaries of these. Tensors
             that are not on a GPU need no order and pass through.
 
     Returns:
-        What the takers call ``take()`` on, each on its own thread.
+        The object whose ``take()`` the takers call, each on its own thread.
 
     Raises:
-        ConfigError: There is no tensor in it.
+        ConfigError: There is no tensor in `value`.
     """
     tensors = list(_tensors(value))
     if not tensors:

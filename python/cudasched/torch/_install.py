@@ -27,10 +27,10 @@ def install(default: str = "best_effort") -> None:
         import cudasched.torch
         cudasched.torch.install(default="best_effort")
 
-    What regions and bound streams decide stays theirs. Side streams need nothing: work on them has the class of the
-    thread that launches it, and what autograd's threads and NCCL do for it the class of the streams that they serve.
-    The calling thread works on a stream of its own from its first CUDA call on, so that other threads' regions do not
-    wait for what it launches. Call it in the program's main thread, before models are built.
+    Regions and bound streams keep their classes. Side streams need nothing: work on them has the class of the launching
+    thread. Work of autograd's threads and NCCL has the class of the streams that they serve. The calling thread works
+    on a stream of its own from the first CUDA call on. So other threads' regions do not wait for its launches. Call
+    this in the program's main thread, before models are built.
 
     Does nothing where it was called before with the same class, and, said once, without CUDA or without the hook.
 
@@ -60,7 +60,7 @@ def install(default: str = "best_effort") -> None:
     caller = threading.get_ident()
 
     def leave_default() -> None:
-        """Run by PyTorch where it initialises CUDA, or at once where it has."""
+        """PyTorch runs this when it initialises CUDA, or at once where that is done."""
         try:
             streams = _adapter.streams() if threading.get_ident() == caller else None
             if streams is not None:

@@ -13,7 +13,7 @@ from cudasched.torch import _adapter, _extension, _regions
 
 __all__ = ["Memory", "Timeline", "memory", "memory_timeline", "observe"]
 
-_CLASSES = ("normal", "latency", "best_effort")  # as include/cudasched/engine.h counts them
+_CLASSES = ("normal", "latency", "best_effort")  # in the order of include/cudasched/engine.h
 
 _lock = threading.Lock()
 _library: _extension.Library | None = None
@@ -23,20 +23,20 @@ _forked = False  # counted in the process that this one is a child of
 
 @dataclass(frozen=True)
 class Memory:
-    """What PyTorch's allocator holds on a device, in bytes.
+    """The memory that PyTorch's allocator holds on a device, in bytes.
 
     Attributes:
-        requested_bytes: What tensors asked for, until their free is complete; as ``requested_bytes.all.current``.
-        requested_peak: The most of it since `observe`.
+        requested_bytes: Bytes that tensors asked for, until their free is complete; as ``requested_bytes.all.current``.
+        requested_peak: The most since `observe`.
         allocated_bytes: The same rounded as the allocator does, as ``allocated_bytes.all.current``.
-        reserved_bytes: What the allocator has of the driver, as ``reserved_bytes.all.current``.
-        reserved_peak: The most of it since `observe`.
+        reserved_bytes: The allocator's memory from the driver, as ``reserved_bytes.all.current``.
+        reserved_peak: The most since `observe`.
         by_class: `requested_bytes` by class: that of the stream on which a tensor was allocated, else of the region.
         peak_by_class: The most of each.
         by_stream: `requested_bytes` by CUstream; 0 is the default stream.
         by_region: `requested_bytes` by the name of the region; "" is outside, and of regions without a name.
-        over_limit: How often regions held more than their ``memory_limit``, by name: each time that they came to.
-        fragmentation: 1 - the largest free block / all that is free in what is reserved; 0 where nothing is free.
+        over_limit: How often regions crossed their ``memory_limit``, by name.
+        fragmentation: 1 - the largest free block / all free reserved memory; 0 where nothing is free.
         lost: Records that the ring had no room for: where it is not 0, the bytes above are about right.
     """
 
@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What PyTorch's allocator held when; each value is the most in the time from its point to the next.
+    """Memory of PyTorch's allocator over time; each value is the most from its point to the next.
 
     Attributes:
         seconds: When each point begins, as ``time.monotonic()``.
@@ -74,11 +74,11 @@ class Timeline:
 def observe() -> None:
     """Begins to count PyTorch's memory by class, on all devices; `memory` tells. Does nothing the second time.
 
-    Compiles the PyTorch extension at its first use on a machine, some ten seconds. It replaces nothing: PyTorch's
-    allocator tells of what it does.
+    Compiles the PyTorch extension at its first use on a machine, some ten seconds. PyTorch's allocator stays in place
+    and reports its actions.
 
     Raises:
-        ExtensionError: The extension cannot be had (the message says why), or PyTorch's allocator is not its own
+        ExtensionError: The extension is not available (the message says why), or PyTorch's allocator is not its own
             (``cudaMallocAsync``, or a pluggable one), which tells nothing.
     """
     global _library
@@ -111,7 +111,7 @@ def observe() -> None:
 
 
 def _forget() -> None:
-    """In the child of a fork: what is counted is the parent's, and another thread of it may have held the lock."""
+    """In the child of a fork: the counts are the parent's, and another thread of the parent may have held the lock."""
     global _forked, _library, _lock
     _forked = _forked or _library is not None
     _library = None
@@ -159,10 +159,10 @@ def _observed(device: int | None) -> tuple[_extension.Library, int]:
 
 
 def memory_timeline(device: int | None = None) -> Timeline:
-    """What PyTorch held since `observe`, in at most 2,048 points: a millisecond each at first, longer in long programs.
+    """PyTorch's memory since `observe`, in at most 2,048 points: a millisecond each at first, longer in long programs.
 
     Args:
-        device: Its number; None: the current one.
+        device: The number; None: the current one.
 
     Raises:
         StateError: `observe` was not called, or was before a fork that this process is a child of.
@@ -185,10 +185,10 @@ def memory_timeline(device: int | None = None) -> Timeline:
 
 
 def memory(device: int | None = None) -> Memory:
-    """What PyTorch holds now.
+    """The memory that PyTorch holds now.
 
     Args:
-        device: Its number; None: the current one.
+        device: The number; None: the current one.
 
     Raises:
         StateError: `observe` was not called, or was before a fork that this process is a child of.

@@ -1,4 +1,4 @@
-"""What a region's entry and end do with PyTorch's streams. Whatever fails costs the streams, not the program."""
+"""A region's entry and end, for PyTorch's streams. A failure costs the streams, not the program."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def enter(entry: Any, client_class: str, stream: object) -> None:
     """A region is entered, and its entry's `begin` has told the engine when this returns.
 
     Args:
-        entry: `cudasched._region`'s of this region; what `leave` needs is put there.
-        client_class: Its class.
+        entry: `cudasched._region`'s of this region, which keeps the data for `leave`.
+        client_class: The class.
         stream: ``"own"``, ``"inherit"``, or one of PyTorch's.
 
     Raises:
@@ -59,7 +59,7 @@ class Limits(Protocol):
         """Regions of this name should hold no more."""
 
     def over(self, name: str) -> int:
-        """How often they held more."""
+        """How often regions crossed their limit."""
 
 
 _limits: Limits | None = None
@@ -92,7 +92,7 @@ def limit(name: str, size: int) -> None:
 
 
 def check_limit(name: str) -> None:
-    """It is left; said once where it has held more than its limit."""
+    """The region is left; warns once where it has held more than its limit."""
     if _limits is None or name in _told or not _limits.over(name):
         return
     _told.add(name)
@@ -105,7 +105,7 @@ def check_limit(name: str) -> None:
 
 
 def note_holders(error: BaseException) -> None:
-    """Who holds what of the GPUs, as a note of an out-of-memory error (Python 3.11 and later have notes)."""
+    """Each client's GPU memory, as a note of an out-of-memory error (Python 3.11 and later have notes)."""
     add_note = getattr(error, "add_note", None)
     if add_note is None:
         return
@@ -125,7 +125,7 @@ def note_holders(error: BaseException) -> None:
 
 
 def leave(entry: Any) -> None:
-    """It is left, on the thread that entered it."""
+    """The region is left, on the thread that entered it."""
     streams, mine = _adapter.streams(), entry.stream_entry
     if streams is None or mine is None:
         return

@@ -1,22 +1,23 @@
-"""Which stream a region's work runs on, and what waits for what where a thread changes streams.
+"""The stream that a region's work runs on, and the order where a thread changes streams.
 
 A thread that has entered a region has streams of its own: one a class and device, made when first needed. Outside
-regions it works on the one of class ``normal`` and no longer on the default stream, which all threads share. The rules:
+regions the thread works on its stream of class ``normal``, no longer on the default stream that all threads share. The
+rules:
 
 1. A thread works on one stream at a time, and the stream that it changes to waits, on the GPU, for the one that it
-   leaves and for its others. So all work of a thread runs in the order of its program, on whichever streams, and a
-   block of memory that one of them frees is used again only after the work of the others.
-2. A region's stream also waits for the default stream: what threads without regions have launched there comes first.
+   leaves and for its others. So all work of a thread runs in the order of its program, over all streams. A block of
+   memory that one of these streams frees is used again only after the work of the others.
+2. A region's stream also waits for the default stream: work that threads without regions launched there comes first.
 3. The default stream never waits. A thread that leaves a region which it entered from there goes on on its own stream.
 4. A block that was allocated on the default stream can be used again there while a stream of ours still works on it. So
-   whatever is alive when a thread enters a region from the default stream is recorded for this thread's streams
-   (``record_stream``), and what another thread hands over is recorded for them too.
+   all tensors alive when a thread enters a region from the default stream are recorded for this thread's streams
+   (``record_stream``). Tensors that another thread hands over are recorded, too.
 5. Nothing changes while the current stream is captured, and a side stream that the program has made current itself
    stays: the program waits for that one.
 6. Outside work behind a best-effort region waits for that region's work, so it counts as best effort, too: as normal
-   work it would open the gate for all that is queued before it. The thread's next region of another class ends that.
+   work it would open the gate for all earlier queued work. The thread's next region of another class ends that.
 
-Nothing here waits on the host, and nothing imports PyTorch: `Backend` is what the rules need, `_adapter` gives it for
+Nothing here waits on the host, and nothing imports PyTorch: the rules need a `Backend`, which `_adapter` is for
 ``torch.cuda``. Everything is the calling thread's own, but for `_spare`.
 """
 
@@ -33,7 +34,7 @@ __all__ = ["Backend", "Entry", "Streams", "ThreadStreams"]
 
 
 class Backend(Protocol):
-    """What the rules ask of PyTorch. A stream is known by its `Hashable` key, an event is the backend's own."""
+    """The rules' needs of PyTorch. A stream is known by its `Hashable` key, an event is the backend's own."""
 
     def device(self) -> int | None:
         """The calling thread's current device; None where there is nothing to do, for want of CUDA."""
@@ -57,10 +58,10 @@ class Backend(Protocol):
         """A new event without timing."""
 
     def record(self, event: Any, stream: Hashable) -> None:
-        """The event is complete when what the stream has now is."""
+        """The event is complete when the stream's present work is."""
 
     def wait(self, stream: Hashable, event: Any) -> None:
-        """What the stream gets from here on comes after the event as last recorded."""
+        """The stream's later work comes after the event as last recorded."""
 
     def default_is_idle(self) -> bool:
         """Whether nothing of the current device's default stream is left to do; False also where that is not known."""
@@ -74,24 +75,24 @@ class Backend(Protocol):
             device: Theirs.
             stream: The one that waits.
             others: Those that are waited for.
-            markers: What the orderings of this thread know of each stream that is waited for; the backend's own.
+            markers: Data of this thread's orderings on each awaited stream; the backend's own.
         """
 
     def alive(self, device: int) -> Iterable[Any]:
         """The tensors on the device that this process holds, weakly referable."""
 
     def keep(self, tensor: Any, stream: Hashable) -> None:
-        """When the tensor is freed, its memory is used again only after what the stream has then."""
+        """When the tensor is freed, its memory is used again only after the stream's work of that time."""
 
     def set_class(self, stream: Hashable, client_class: str | None) -> None:
-        """What is launched on the stream has this class, whichever thread launches it; None: the thread's."""
+        """Launches of all threads on the stream have this class; None: the thread's."""
 
 
 class Ordering(Protocol):
     """A stream, and others that it waits for; one thread's."""
 
     def make(self, best_effort: bool, here: bool) -> None:
-        """What the stream gets from here on comes after what the others have now. On the GPU; the host goes on.
+        """The stream's later work comes after the others' present work. On the GPU; the host goes on.
 
         Args:
             best_effort: The thread is in a region of that class, which lets others of the process go first.
@@ -100,7 +101,7 @@ class Ordering(Protocol):
 
 
 class _Switch:
-    """A thread's switch from one stream to another, and back: what every region that makes it needs, prepared once."""
+    """A thread's switch from one stream to another, and back, prepared once for all regions."""
 
     __slots__ = ("after_all", "after_own", "back", "before", "changes", "stream")
 
@@ -110,7 +111,7 @@ class _Switch:
         self.changes = before != stream
         self.after_own = after_own  # all but the default stream
         self.after_all = after_all
-        self.back: tuple[Hashable, Ordering] | None = None  # once a region was left: the stream, and what it waits for
+        self.back: tuple[Hashable, Ordering] | None = None  # once a region was left: the stream, and its ordering
 
 
 class Entry:
@@ -128,9 +129,9 @@ class Entry:
 class _Spare:
     """Streams of threads that have ended, oldest first.
 
-    They are never destroyed, because PyTorch's allocator keeps memory by stream, and stay together: memory of one may
-    still be in use by work on another of the same thread. So do the markers by which they were ordered: of one that is
-    still queued, a thread on other streams would have to wait.
+    A set's streams are never destroyed, because PyTorch's allocator keeps memory by stream. They stay together: work on
+    another stream of the same thread may still use one stream's memory. The markers that ordered them stay, too: a
+    thread on other streams would have to wait for a marker that is still queued.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,7 @@ class ThreadStreams:
         return list(self._kept_for)
 
     def use(self, stream: Hashable) -> None:
-        """What this thread holds of others' memory is kept for this stream, too."""
+        """Other streams' memory that this thread holds is kept for this stream, too."""
         if stream in self._kept_for or stream == self._default:
             return
         self._kept_for[stream] = None
@@ -211,12 +212,12 @@ class ThreadStreams:
                 self._backend.keep(tensor, stream)
 
     def ordering(self, stream: Hashable, after: Iterable[Hashable]) -> Ordering:
-        """What puts a stream behind others, whenever it is told to."""
+        """An ordering that puts a stream behind others at each call."""
         others = tuple(other for other in dict.fromkeys(after) if other != stream)
         return self._backend.ordering(self._device, stream, others, self._markers)
 
     def end_of_default(self) -> Any:
-        """An event that is complete when what the default stream has now is."""
+        """An event that is complete when the default stream's present work is."""
         event = self._backend.event(self._device)
         self._backend.record(event, self._default)
         return event
@@ -233,9 +234,9 @@ class ThreadStreams:
         """The thread goes on on its stream of the class, or on the one that was chosen; the device is the current one.
 
         `begin` tells the engine, before all else: from then on best-effort work holds back for a latency region. For a
-        best-effort region the default stream is looked at first. Its calls are queued by the engine from then on, and
-        what is queued for a stream that all threads share is waited for, through an open gate, by its next user.
-        For the same reason its event, which is needed where that stream is not idle, is used once.
+        best-effort region the default stream is checked first. From then on the engine queues the region's calls. The
+        next user of a stream that all threads share waits, through an open gate, for calls queued there. For the same
+        reason the default stream's event, which is needed where that stream is not idle, is used once.
         """
         best_effort = client_class == "best_effort"
         if not best_effort:
@@ -283,7 +284,7 @@ class ThreadStreams:
         return switch
 
     def leave(self, entry: Entry) -> None:
-        """The thread goes back to where it was, or from the default stream to its normal one."""
+        """The thread goes back to its earlier stream, or from the default stream to its normal one."""
         entries = self.entries
         if entries and entries[-1] is entry:
             entries.pop()
@@ -303,7 +304,7 @@ class ThreadStreams:
         best_effort = entry.client_class == "best_effort"
         if back != current:
             device = backend.device()
-            if current != switch.stream:  # the body has changed it
+            if current != switch.stream:  # the body has changed the stream
                 ordering = self.ordering(back, (switch.stream, current))
             ordering.make(best_effort, device == self._device)
             backend.make_current(back, device)
@@ -329,7 +330,7 @@ class _Devices(threading.local):
 
 
 class Streams:
-    """What regions do with the streams of the threads that enter them."""
+    """Regions' handling of the streams of their threads."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -364,12 +365,12 @@ class Streams:
         """A region is entered.
 
         Args:
-            client_class: Its class.
+            client_class: The class.
             chosen: Its stream, of the current device; None: the thread's own of that class.
-            begin: Tells the engine; called once, whatever is done here.
+            begin: Tells the engine; called once in every case.
 
         Returns:
-            What `leave` wants; None where nothing was done: without CUDA, and during a capture.
+            The argument of `leave`; None where nothing was done: without CUDA, and during a capture.
         """
         backend = self.backend
         device = backend.device()
@@ -380,13 +381,13 @@ class Streams:
         return streams.enter(client_class, chosen, begin)
 
     def leave(self, entry: Entry) -> None:
-        """It is left, on the thread that entered it."""
+        """The region is left, on the thread that entered it."""
         streams = self._thread.devices.get(entry.device)
         if streams is not None:  # in the child of a fork: it was the parent's
             streams.leave(entry)
 
     def leave_default(self) -> bool:
-        """The calling thread leaves the default stream before its first region. False where it was not on it."""
+        """The calling thread leaves the default stream before its first region. False: it was on another stream."""
         device = self.backend.device()
         if device is None or self.backend.capturing():
             return False

@@ -8,8 +8,8 @@
     from cudasched.tune import as_header
     Path("layernorm_tuned.h").write_text(as_header(tuned))
 
-The module itself is the function, so that its parts are its attributes. Kernels are compiled and run in processes
-of their own, as a best-effort client; docs/tuning.md has the whole.
+The module itself is the function, so that the parts are attributes. Kernels are compiled and run in processes of their
+own, as a best-effort client; docs/tuning.md has the whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In a worker process: the arrays of a problem on the GPU, what is right, and the measuring of one configuration."""
+"""In a worker process: a problem's arrays on the GPU, the right outputs, and the measurement of a configuration."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _QUIET_PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What a worker measures.
+    """A worker's task.
 
     Attributes:
         space: The space's file.
         shape: The problem's.
         device: The GPU's ordinal.
-        cache: A directory for what is computed once: the right outputs.
+        cache: A directory for the right outputs, which are computed once.
         compare: The image of compare.cu; None: everything is compared on the host.
         seed: Of the inputs.
     """
@@ -52,13 +52,13 @@ class Job:
     """One configuration to measure.
 
     Attributes:
-        image: Its machine code.
-        configuration: Its values.
+        image: The machine code.
+        configuration: The values.
         samples: How many.
         launches: In a row for each sample: 1 measures the latency, more the throughput.
         give_up_us: A configuration that takes longer than this gets one sample.
-        check: Whether its output is compared first.
-        compile_s: What compiling took, for the record.
+        check: Whether to compare the output first.
+        compile_s: The compilation's time, for the record.
     """
 
     image: bytes
@@ -117,7 +117,7 @@ def widened(array: Any, kind: str) -> Any:
 
 
 def wrong_values(found: Any, right: Any, relative: float, absolute: float) -> tuple[int, int]:
-    """How many elements are not what they should be, and the place of the first."""
+    """The number of wrong elements, and the place of the first."""
     np = need("numpy", "the tuner")
     with np.errstate(invalid="ignore"):
         close = np.abs(found - right) <= absolute + relative * np.abs(right)
@@ -155,10 +155,10 @@ class Bench:
     """
 
     def __init__(self, plan: Plan, device: Device | None = None) -> None:
-        """Makes the arrays and computes, or reads, what is right.
+        """Makes the arrays and computes, or reads, the right outputs.
 
         Raises:
-            ConfigError: The reference does not give what the space says.
+            ConfigError: The reference's outputs differ from the space's.
             Error: There is no GPU, or no memory for the arrays.
         """
         self.device = device or Device(plan.device)
@@ -285,7 +285,7 @@ class Bench:
             self.device.fill(self._workspace, 0)
 
     def _prepare(self) -> None:
-        """Outputs are NaN, so that what is not written shows."""
+        """Outputs are NaN, so that unwritten elements show."""
         for one in self._space.arguments:
             if one.role == "output":
                 self.device.fill(self._buffers[one.name], 0xFF)
@@ -300,7 +300,7 @@ class Bench:
         return self._comparers[kind]
 
     def _check(self) -> str:
-        """What is wrong in the outputs; empty: nothing."""
+        """The fault in the outputs; empty: none."""
         if self._right is None:
             right = {name: widened(self._download(name, kind), kind) for name, kind in self._outputs()}
             if unchecked := self._unchecked(right):
@@ -360,7 +360,7 @@ class Bench:
         return ""
 
     def run(self, job: Job) -> Measurement:
-        """Checks a configuration and times it.
+        """Checks and times a configuration.
 
         Raises:
             DriverError: The context is lost: the worker has to end.
@@ -408,7 +408,7 @@ class Bench:
                 self._unload(kernel)
 
     def _unload(self, kernel: Kernel) -> None:
-        with contextlib.suppress(RefusedError, DriverError):  # what went wrong before is said instead
+        with contextlib.suppress(RefusedError, DriverError):  # the earlier fault is reported instead
             self.device.unload(kernel)
 
     def _ended(self, known: Measurement, status: str, message: str, begin: float) -> Measurement:

@@ -1,7 +1,7 @@
-"""The CUDA driver as a worker process uses it: one context, arrays with guards around them, timing by events.
+"""The CUDA driver for a worker process: one context, arrays between guards, timing by events.
 
-By cuda-bindings, which takes libcuda.so.1 as it finds it: under cudasched that is the shim, so that a tuner's launches
-are a best-effort client's like any other's.
+By cuda-bindings, which loads libcuda.so.1. Under cudasched that is the shim, so that a tuner's launches are a
+best-effort client's like any other's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GUARD = 0xA5
 _LOOKED_AT = 4096  # bytes of a guard, on each side
 _L2_TIMES = 2
 _COPIED_AT_ONCE = 256 << 10
-#: Errors after which the context goes on; whatever else is sticky.
+#: Errors after which the context goes on; all others are sticky.
 _HARMLESS = (
     *("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_OUT_OF_MEMORY"),
     *("CUDA_ERROR_NOT_FOUND", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
@@ -39,7 +39,7 @@ _MAP_TYPES = {
     "float16": "FLOAT16",
     "bfloat16": "BFLOAT16",
     "float64": "FLOAT64",
-    "int8": "UINT8",  # the width is what matters
+    "int8": "UINT8",  # the width alone matters
     "uint8": "UINT8",
     "int32": "INT32",
     "uint32": "UINT32",
@@ -57,7 +57,7 @@ class Buffer:
 
     Attributes:
         address: Where the array begins.
-        nbytes: Its size.
+        nbytes: The size.
         base: Where the allocation begins.
     """
 
@@ -68,7 +68,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loaded function, and what the compiler made of it."""
+    """A loaded function, and its properties from the compiler."""
 
     module: Any
     function: Any
@@ -132,7 +132,7 @@ class Device:
         return buffer
 
     def free(self, buffer: Buffer) -> None:
-        """Gives it back."""
+        """Frees the memory."""
         self._call("cuMemFree", buffer.base)
 
     def _fill(self, address: int, value: int, nbytes: int) -> None:
@@ -144,7 +144,7 @@ class Device:
             self._fill(buffer.address, value, buffer.nbytes)
 
     def upload(self, buffer: Buffer, array: Any) -> None:
-        """An array of numpy's into it."""
+        """Copies an array of numpy's to the device."""
         self.wait()
         self._copy("cuMemcpyHtoD", buffer.address, array.ctypes.data, min(buffer.nbytes, array.nbytes))
 
@@ -202,7 +202,7 @@ class Device:
             self._call("cuFuncSetAttribute", kernel.function, which, nbytes)
 
     def launch(self, kernel: Kernel, launch: Launch, arguments: Arguments) -> None:
-        """Launches it on the stream."""
+        """Launches the kernel on the stream."""
         self._call(
             "cuLaunchKernel",
             kernel.function,
@@ -215,7 +215,7 @@ class Device:
         )
 
     def tensor_map(self, address: int, seen: TensorMap) -> bytes:
-        """What a kernel is given for TMA to read or write the dense array at an address; beyond it there are zeros."""
+        """A kernel's argument for TMA to read or write the dense array at an address; zeros lie beyond the array."""
         cuda = self._cuda
         strides = [TYPES[seen.type] * math.prod(seen.dims[: i + 1]) for i in range(len(seen.dims) - 1)]
         try:
@@ -260,7 +260,7 @@ class Device:
         self._call("cuStreamSynchronize", self.stream)
 
     def sm_clock_mhz(self) -> int:
-        """What the multiprocessors run at now; 0: not known."""
+        """The multiprocessors' present clock; 0: not known."""
         return self._clock.read()
 
 
@@ -271,7 +271,8 @@ class Arguments:
         """Makes them.
 
         Args:
-            values: Type and value of each; the type "pointer" for addresses, "tensor_map" for what the device made.
+            values: Type and value of each; the type "pointer" for addresses, "tensor_map" for a tensor map that the
+                device made.
         """
         kinds: dict[str, Any] = {
             "pointer": ctypes.c_uint64,
@@ -305,7 +306,7 @@ class _Clock:
 
     def __init__(self, uuid: str) -> None:
         self._nvml: Any = None
-        with contextlib.suppress(Exception):  # whatever NVML raises: the clock is for the record alone
+        with contextlib.suppress(Exception):  # any error of NVML: the clock is for the record alone
             import pynvml
 
             pynvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""Arithmetic over the parameters of a space: constraints, grids, sizes. Nothing else can be written in it."""
+"""Arithmetic over the parameters of a space: constraints, grids, sizes. All else is refused."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min,
     "power": _power,
 }
-# In the place of operators: of text they would be repetition and formatting, and of numbers they have no bound. A name
-# that no parameter can have.
+# In the place of operators, which would repeat or format texts, and have no bound for numbers. A name that no parameter
+# can have.
 _OPERATORS: Mapping[type[ast.operator], str] = {ast.Mult: "*", ast.Mod: "%"}
 _GLOBALS: dict[str, Any] = {"__builtins__": {}, "*": _times, "%": _modulo, **_FUNCTIONS}
 _NODES = (
@@ -89,12 +89,12 @@ class Expression:
     Functions: ``min``, ``max``, ``abs``, ``ceil_div``, ``log2``, ``power``.
 
     Attributes:
-        text: As it was written.
+        text: The source text.
         names: The names in it that are values.
     """
 
     def __init__(self, text: str | int | float, *, where: str, known: Collection[str]) -> None:
-        """Parses it.
+        """Parses the text.
 
         Args:
             text: The expression; a number stands for itself.
@@ -112,7 +112,7 @@ class Expression:
             with warnings.catch_warnings():  # of Python, about numbers beside words and calls of numbers
                 warnings.simplefilter("ignore")
                 tree = ast.parse(self.text.strip(), mode="eval")
-        except (RecursionError, MemoryError):  # some Pythons say so when they parse, others when they compile
+        except (RecursionError, MemoryError):  # some Pythons raise this in parsing, others in compiling
             raise ConfigError(f"{where}: {shown(self.text)} is nested too deep") from None
         except (SyntaxError, ValueError):
             raise ConfigError(f"{where}: {shown(self.text)} is no expression") from None
@@ -139,10 +139,10 @@ class Expression:
             raise ConfigError(f"{where}: {shown(self.text)} is nested too deep") from None
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
-        """Its value.
+        """The expression's value.
 
         Raises:
-            ConfigError: It cannot be computed: a division by zero, a number of over 4,096 bits, text in a sum, a
+            ConfigError: The value cannot be computed: a division by zero, a number of over 4,096 bits, text in a sum, a
                 parameter where there is no configuration.
         """
         try:

@@ -41,8 +41,8 @@ def tune(
 
     Args:
         kernel: Its CUDA source; None: the one that the space names.
-        space: The space file, or what `read` made of it.
-        shape: What differs from the shape in the space.
+        space: The space file, or the result of `read`.
+        shape: The differences from the shape in the space.
         settings: How is searched.
         database: Where measurements are kept; None: `database.default_path`.
         replay: A recorded space in place of a GPU and of the two files.
@@ -50,13 +50,13 @@ def tune(
         compiler: "auto", "nvrtc" or "nvcc".
         options: More for the compiler.
         launches: In a row for each sample: 1 for the latency of a launch, more for throughput.
-        limits: After which time what compiles or runs is given up.
+        limits: The times after which a compilation or a run is given up.
         sanitize: Whether the winner is run under compute-sanitizer, and passed over if it is wrong.
         profile: Whether the best ones are profiled by Nsight Compute.
         on_progress: Called after each configuration.
 
     Raises:
-        ConfigError: What is wrong with the space or a setting.
+        ConfigError: A fault in the space or a setting.
         Error: There is no GPU, no compiler, or no configuration that runs; says why.
     """
     if replay is not None:

@@ -12,12 +12,12 @@ def need(module: str, what_for: str, install: str = "'cudasched[tune]'") -> Any:
     """The module.
 
     Args:
-        module: Its full name.
+        module: The full name.
         what_for: For the message: "the tuner's default search".
-        install: What `pip install` is to be given.
+        install: The argument for `pip install`.
 
     Raises:
-        Error: It is not installed.
+        Error: The module is not installed.
     """
     try:
         return importlib.import_module(module)

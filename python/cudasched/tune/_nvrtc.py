@@ -1,4 +1,4 @@
-"""NVRTC by ctypes: what compiles kernels in this process. PyTorch's CUDA builds bring the library, and so does a wheel.
+"""NVRTC by ctypes, to compile kernels in this process. PyTorch's CUDA builds bring the library, and so does a wheel.
 
 The library is loaded when first used. Its functions may be called from any thread, and let others run meanwhile.
 """
@@ -24,7 +24,7 @@ _IN_WHEELS = ("cu13/lib", "cuda_nvrtc/lib")
 
 
 def _loaded_major() -> int | None:
-    """The major of the CUDA that PyTorch is built for, where that is imported: its driver runs what that compiles."""
+    """The major CUDA version of an imported PyTorch's build: the driver runs code of that compiler."""
     torch = sys.modules.get("torch")
     version = getattr(getattr(torch, "version", None), "cuda", None)
     try:
@@ -108,11 +108,11 @@ class Nvrtc:
 
         Args:
             source: CUDA C++.
-            name: What messages call it.
-            options: As NVRTC takes them.
+            name: The name in messages.
+            options: In NVRTC's form.
 
         Returns:
-            The cubin, None where it does not compile; and what the compiler said.
+            The cubin, or None where the source does not compile; and the compiler's log.
 
         Raises:
             Error: NVRTC itself failed.
@@ -140,7 +140,7 @@ def load() -> Nvrtc:
     tried = []
     for candidate in _candidates():
         try:
-            # The library opens this one by its name when it compiles, which does not find it in a wheel.
+            # The library opens this one by name when it compiles, which fails for one in a wheel.
             for beside in sorted(Path(candidate).parent.glob("libnvrtc-builtins.so.*")) if "/" in candidate else []:
                 ctypes.CDLL(str(beside))
             return Nvrtc(ctypes.CDLL(candidate))

@@ -1,8 +1,7 @@
 """A worker process: `python -m cudasched.tune._worker FD`. It compiles, or measures on a GPU, and may die of either.
 
-It answers each request over the connection that it was started with, and ends with the process at its other end. A
-fault of a kernel loses the context, so the process answers and ends; a hang or a crash is seen by the process that
-started it (`workers`).
+The worker answers each request over its connection, and ends with the process at the other end. A fault of a kernel
+loses the context, so the worker answers and ends; the starting process notices a hang or a crash (`workers`).
 """
 
 from __future__ import annotations

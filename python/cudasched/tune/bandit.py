@@ -1,8 +1,8 @@
 """A choice between configurations at run time, by shape: Thompson sampling over linear models of the log of the time.
 
 Each arm is a configuration; its model is a Bayesian linear regression on the logarithms of the shape's dimensions and
-their products (Agrawal and Goyal, 2013). Whether it helps against the nearest shape that was tuned is measured in
-``benchmarks/tune``; docs/tuning.md says what came out.
+their products (Agrawal and Goyal, 2013). ``benchmarks/tune`` compares the bandit with the nearest tuned shape;
+docs/tuning.md has the results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Bandit"]
 
 
 class Bandit:
-    """Chooses an arm for a shape and learns from its time. One thread uses it; it touches no GPU.
+    """Chooses an arm for a shape and learns from its time. One thread uses a bandit, without a GPU.
 
     Attributes:
         names: The dimensions of a shape, in order.
@@ -32,7 +32,7 @@ class Bandit:
         Args:
             arms: How many configurations.
             names: The dimensions of a shape.
-            seed: Of its choices.
+            seed: For the choices.
             noise: Standard deviation of the logarithm of a time.
             width: Of the coefficients, before anything is known.
         """
@@ -54,7 +54,7 @@ class Bandit:
         return np.concatenate([[1.0], logs, products])
 
     def choose(self, shape: Mapping[str, float]) -> int:
-        """The arm for a shape: the best of a sample of what the times may be."""
+        """The arm for a shape: the best of a sample of the possible times."""
         np = self._np
         x = self._context(shape)
         sampled = []
@@ -66,14 +66,14 @@ class Bandit:
         return int(np.argmin(sampled))
 
     def tell(self, shape: Mapping[str, float], arm: int, time_us: float, usual_us: float) -> None:
-        """What an arm took.
+        """An arm's time.
 
         Args:
             shape: The shape.
             arm: The arm.
-            time_us: Its time.
-            usual_us: What the shape takes by any measure that is the same for all arms, such as a roofline's: the
-                models are of the ratio.
+            time_us: The arm's time.
+            usual_us: The shape's time by any measure that is the same for all arms, such as a roofline's: the models
+                are of the ratio.
         """
         if not (time_us > 0 and usual_us > 0 and math.isfinite(time_us) and math.isfinite(usual_us)):
             raise ConfigError(f"a time is over 0, not {time_us}")

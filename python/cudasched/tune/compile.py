@@ -33,8 +33,8 @@ class Compiled:
 
     Attributes:
         image: The cubin.
-        log: What the compiler said.
-        seconds: How long it took.
+        log: The compiler's output.
+        seconds: The compilation's time.
     """
 
     image: bytes
@@ -53,7 +53,7 @@ def _nvrtc() -> Nvrtc:
 
 
 def version(compiler: Compiler) -> str:
-    """Which version of a compiler there is: what it makes may be kept under it."""
+    """A compiler's version, under which output may be cached."""
     if compiler == "nvrtc":
         return "nvrtc {}.{}".format(*_nvrtc().version)
     try:
@@ -73,7 +73,7 @@ def choose(wanted: str = "auto") -> Compiler:
 
     Raises:
         ConfigError: None of the name.
-        Error: There is none; says what was looked for and what can be installed.
+        Error: There is none; the text names the searched compilers and those to install.
     """
     if wanted not in ("auto", "nvrtc", "nvcc"):
         raise ConfigError(f"compiler {wanted!r}: it is auto, nvrtc or nvcc")
@@ -107,15 +107,15 @@ def compile_source(
     """Compiles one configuration.
 
     Args:
-        source: The file; what it includes is looked for beside it and in CUDA's headers. A .cubin, .fatbin or .ptx is
-            taken as it is, without macros.
+        source: The file; includes are searched beside the file and in CUDA's headers. A .cubin, .fatbin or .ptx is
+            taken unchanged, without macros.
         macros: Names and values.
         target: Such as "sm_90a".
         compiler: Which.
-        options: More of them, as the compiler takes them.
+        options: More of them, in the compiler's form.
 
     Raises:
-        CompileError: It does not compile.
+        CompileError: The source does not compile.
         Error: The compiler cannot be used, or the file cannot be read.
     """
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Measurements by GPU, kernel and shape, in SQLite: what an interrupted run has left, and what other runs have found.
+"""Measurements by GPU, kernel and shape, in SQLite: those of interrupted runs and of other runs.
 
 Several processes may use one file: each measurement is written by itself, and none replaces one with more samples.
 """
@@ -73,7 +73,7 @@ def _as_text(value: object) -> str:
 
 
 def _length(text: object) -> int:
-    """As SQLite's own, but that what is no list has no element: it is replaced."""
+    """As SQLite's own, but other values than lists have no element: they are replaced."""
     try:
         found = _from_json(text)
     except ValueError:
@@ -83,13 +83,13 @@ def _length(text: object) -> int:
 
 @dataclass(frozen=True)
 class Key:
-    """What measurements are of.
+    """The subject of measurements.
 
     Attributes:
         gpu: The GPU's name.
         kernel: The function.
-        fingerprint: Of its source and of how it is launched (`Space.fingerprint`).
-        shape: As `Problem.key` writes it.
+        fingerprint: Of the kernel's source and its launch (`Space.fingerprint`).
+        shape: By `Problem.key`.
     """
 
     gpu: str
@@ -104,7 +104,7 @@ class Key:
 
     @property
     def values(self) -> tuple[str, str, str, str]:
-        """As the columns have them."""
+        """In the columns' form."""
         return self.gpu, self.kernel, self.fingerprint, self.shape
 
 
@@ -113,15 +113,15 @@ class Run:
     """One run of a tuner.
 
     Attributes:
-        run: Its number.
-        key: What was tuned.
+        run: The number.
+        key: The run's subject.
         strategy: How.
         seed: Of the strategy.
         began: Seconds since the epoch.
         ended: Alike; None: under way, or interrupted.
-        evaluations: Configurations that it tried.
+        evaluations: The number of tried configurations.
         best: The best one.
-        best_us: Its time.
+        best_us: The best time.
         trace: Best time after each evaluation, us.
     """
 
@@ -138,10 +138,10 @@ class Run:
 
 
 class Database:
-    """The file. A context manager; one thread uses it."""
+    """The file. A context manager, for one thread."""
 
     def __init__(self, path: str | Path) -> None:
-        """Opens it, or makes it.
+        """Opens or creates the database.
 
         Raises:
             Error: It cannot be opened, or is no database of this version.
@@ -174,7 +174,7 @@ class Database:
 
     @contextlib.contextmanager
     def _damaged(self) -> Iterator[None]:
-        """SQLite keeps anything in any column: what is none of ours is said with the file's name."""
+        """SQLite keeps anything in any column: a foreign value raises an error with the file's name."""
         try:
             yield
         except (ValueError, TypeError, OverflowError) as error:
@@ -185,7 +185,7 @@ class Database:
         """Keeps a measurement, unless there is one with more samples.
 
         Raises:
-            Error: It cannot be written.
+            Error: The database cannot be written.
         """
         names = ["gpu", "kernel", "fingerprint", "shape", "configuration", *_COLUMNS, "updated"]
         values: dict[str, Any] = {name: getattr(made, name) for name in _COLUMNS}
@@ -227,7 +227,7 @@ class Database:
         return found
 
     def keys(self, kernel: str | None = None) -> list[Key]:
-        """What there are measurements of.
+        """The subjects with measurements.
 
         Raises:
             Error: It cannot be read, or is damaged.
@@ -247,7 +247,7 @@ class Database:
         return {one.shape: self.get(one) for one in keys if one.shape != key.shape}
 
     def begin_run(self, key: Key, strategy: str, seed: int) -> int:
-        """Notes that a run begins. Returns its number."""
+        """Notes that a run begins. Returns the run's number."""
         with self._guarded() as connection:
             cursor = connection.execute(
                 "INSERT INTO runs (gpu, kernel, fingerprint, shape, strategy, seed, began, evaluations, trace) "
@@ -259,7 +259,7 @@ class Database:
     def update_run(
         self, run: int, trace: Sequence[float], best: Configuration | None, best_us: float | None, ended: bool
     ) -> None:
-        """Notes how far it is."""
+        """Notes the run's progress."""
         with self._guarded() as connection:
             connection.execute(
                 "UPDATE runs SET evaluations = ?, best = ?, best_us = ?, trace = ?, ended = ? WHERE run = ?",

@@ -1,4 +1,4 @@
-"""What is known of one configuration once it was tried."""
+"""The results of one configuration's trial."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Measurement:
     Attributes:
         status: Whether it has a time, and if not, why.
         samples_us: Times of single launches, us, in order.
-        message: The compiler's log, or what the driver said.
+        message: The compiler's log, or the driver's error.
         registers: A thread.
-        local_bytes: A thread: what has spilled.
+        local_bytes: A thread: spilled registers.
         static_shared_bytes: A block.
         occupancy: Resident threads of those that a multiprocessor can hold.
         workspace_bytes: Device memory beside the arguments.
         sm_clock_mhz: The clock after the last sample; 0: not known.
         compile_s: Time that compiling took.
-        run_s: Time from its loading to its last sample, with the check.
+        run_s: Time from the loading to the last sample, with the check.
         discarded: Samples that were thrown away because a latency client was active.
     """
 
@@ -73,7 +73,7 @@ class Measurement:
 
     @classmethod
     def from_file(cls, **values: Any) -> Measurement:
-        """One of what a file says, which may say anything.
+        """A measurement from a file, which may have any content.
 
         Raises:
             ValueError: There is no such status, or a value is none of its field.
@@ -93,7 +93,7 @@ class Measurement:
 
     @property
     def time_us(self) -> float | None:
-        """The median of its samples without outliers, us; None where it has no time."""
+        """The median of the samples without outliers, us; None without a time."""
         return robust(self.samples_us) if self.status == "ok" and self.samples_us else None
 
     def with_samples(self, samples_us: Sequence[float], seconds: float) -> Measurement:
@@ -109,7 +109,7 @@ _NUMBERS = (
 
 
 def robust(samples: Sequence[float]) -> float:
-    """The median of what is within five (scaled) median deviations of the median; noise of other work goes one way."""
+    """The median of values within five (scaled) median deviations of the median; noise of other work goes one way."""
     middle = statistics.median(samples)
     deviation = 1.4826 * statistics.median(abs(one - middle) for one in samples)
     kept = [one for one in samples if abs(one - middle) <= 5 * deviation] if deviation else samples

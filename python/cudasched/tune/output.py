@@ -1,4 +1,4 @@
-"""What a run found, as a header, as JSON and as text."""
+"""A run's result, as a header, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def as_header(tuned: Tuned) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what would end a comment line."""
+    """Without characters that would end a comment line."""
     return re.sub(r"[^ -~]|\\", "?", text)

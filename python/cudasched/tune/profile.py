@@ -1,6 +1,6 @@
 """Looking closely at a few configurations: Nsight Compute's counters, compute-sanitizer's findings.
 
-Both run one configuration in a process of its own. Clocks are left as they are (``--clock-control none``).
+Both run one configuration in a process of its own. Clocks are left unchanged (``--clock-control none``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ METRICS: Mapping[str, str] = {
     "compute_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
     "l2_hit_percent": "lts__t_sector_hit_rate.pct",
 }
-"""What is shown of a configuration, and which of Nsight Compute's metrics it is."""
+"""The shown metrics of a configuration, and their names in Nsight Compute."""
 _TOOL_S = 120.0
 _FOUND = 86
 
@@ -33,7 +33,7 @@ def require(name: str) -> str:
     """Where a tool is.
 
     Raises:
-        Error: It is not there.
+        Error: The tool is missing.
     """
     found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
     if found is None:
@@ -42,10 +42,10 @@ def require(name: str) -> str:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Metrics of what ``ncu --csv`` printed.
+    """The metrics in the output of ``ncu --csv``.
 
     Raises:
-        Error: There are none in it; says what ncu said.
+        Error: The output has none; the text has ncu's message.
     """
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
@@ -84,7 +84,7 @@ def profile(live: Live, index: int) -> dict[str, float]:
 
 
 def sanitize(live: Live, index: int) -> str:
-    """What compute-sanitizer finds in a configuration; empty: nothing.
+    """The faults that compute-sanitizer finds in a configuration; empty: none.
 
     Raises:
         Error: compute-sanitizer is not there, or cannot look.

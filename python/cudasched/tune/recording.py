@@ -1,8 +1,8 @@
 """A space that was measured whole, in a compact file, and its replay in place of a GPU.
 
 The file is numpy's .npz without pickled objects: a header in JSON with the space's text, and arrays with a row for each
-configuration. `Replay` has `Live`'s face and gives back what was recorded; its clock counts the seconds that compiling
-and running took when it was recorded.
+configuration. `Replay` has `Live`'s interface and returns recorded measurements; its clock counts the recorded seconds
+of compiling and running.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recording:
         return self.about.get("origin") == "synthetic"
 
     def time_us(self, index: int) -> float:
-        """What a configuration really takes, as well as is known, us; infinite where it has no time."""
+        """A configuration's best-known real time, us; infinite without a time."""
         if index in self.retimed:
             return robust(self.retimed[index])
         time = self.measurements[index].time_us
@@ -79,7 +79,7 @@ class Recording:
         return sum(self.time_us(i) <= limit for i in range(len(self.measurements))) / len(self.measurements)
 
     def save(self, path: Path) -> None:
-        """Writes it."""
+        """Writes the recording."""
         np = need("numpy", "a recording")
         most = max((len(one.samples_us) for one in self.measurements), default=0)
         samples = np.full((len(self.measurements), max(most, 1)), np.nan, np.float32)
@@ -143,7 +143,7 @@ class Recording:
             raise error if str(path) in str(error) else Error(f"{path}: {error}") from None
         except OSError as error:
             raise Error(f"{path}: the recording cannot be read: {error.strerror or error}") from None
-        except Exception as error:  # numpy and zipfile have no one class for what a damaged file makes them raise
+        except Exception as error:  # numpy and zipfile have no common class for the errors of a damaged file
             raise Error(f"{path}: it is no recording of a space ({one_line(str(error))[:200]})") from None
 
     @classmethod
@@ -184,7 +184,7 @@ def _times(samples: Any) -> tuple[float, ...]:
 
 
 class Replay:
-    """Stands in for a GPU: gives what was recorded, and counts the time that it took then.
+    """Stands in for a GPU: gives recorded measurements, and counts their recorded time.
 
     Attributes:
         problem: The recording's.
@@ -192,13 +192,13 @@ class Replay:
         evaluations: Configurations tried so far; one that is measured again does not count again.
     """
 
-    _FLUSH_US = 60.0  # what a sample takes beside its launch
+    _FLUSH_US = 60.0  # a sample's time beside the launch
 
     def __init__(self, recording: Recording, seed: int = 0) -> None:
         """A replay.
 
         Args:
-            recording: What is replayed.
+            recording: The recording to replay.
             seed: Of the order in which a configuration's samples come.
         """
         self.problem = recording.problem
@@ -229,7 +229,7 @@ class Replay:
         samples = recorded.samples_us
         wanted = 1 if samples[0] > request.give_up_us else request.samples
         chosen = tuple(float(one) for one in self._random.choice(samples, wanted, replace=wanted > len(samples)))
-        # What loading and checking took, without the samples; and then those that were asked for.
+        # The time of loading and checking, without the samples; and then the requested samples' time.
         apart = max(0.0, recorded.run_s - sum(one + self._FLUSH_US for one in samples) * 1e-6)
         self.clock_s += (apart if first else 0.0) + sum(one + self._FLUSH_US for one in chosen) * 1e-6
         self._given[request.index] += wanted

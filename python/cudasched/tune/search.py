@@ -1,7 +1,7 @@
 """Search: which configuration to try next. Pure: a strategy is asked for places and told scores, and touches no GPU.
 
 A strategy sees the features of the enumerated configurations (`Problem.features`) and, where there is one, a prior:
-what other shapes or the predictor make of each configuration. Scores are costs (less is better); None is a
+other shapes' or the predictor's estimate of each configuration. Scores are costs (less is better); None is a
 configuration that gave none. The default, `Bayesian`, models the logarithm of the cost by a Gaussian process over the
 features and proposes by expected improvement (Jones, Schonlau and Welch, 1998).
 """
@@ -27,23 +27,23 @@ __all__ = ["STRATEGIES", "Bayesian", "BoTorch", "Exhaustive", "Optuna", "Random"
 _BAD = 1.5
 """Logarithm of how much worse than the best a prior may call a configuration: its exact time says nothing more."""
 _BELIEF = 0.5
-"""How much the priors are believed, as a sum of squares of what would speak for them."""
+"""How much the priors are believed, as a sum of squares of evidence for them."""
 
 
 class Strategy(Protocol):
-    """Proposes configurations by their places."""
+    """Proposes configurations by place."""
 
     def ask(self, count: int) -> list[int]:
         """Up to so many places that were not asked for before; none: all were."""
         ...
 
     def tell(self, index: int, score: float | None) -> None:
-        """What a configuration cost; None: it gave no result. A place may be told again, with a better estimate."""
+        """A configuration's cost; None: no result. A place may be told again, with a better estimate."""
         ...
 
 
 class _Base:
-    """Which places were asked for, and what is known of them."""
+    """The places asked for, and their known scores."""
 
     def __init__(self, features: NDArray[float64], seed: int) -> None:
         self._np = need("numpy", "the tuner")
@@ -77,7 +77,7 @@ class Random(_Base):
 
 
 class Exhaustive(_Base):
-    """All of them, in their order."""
+    """All configurations, in order."""
 
     def ask(self, count: int) -> list[int]:
         """See `Strategy`."""
@@ -103,9 +103,9 @@ class Bayesian(_Base):
 
         Args:
             features: A row for each configuration.
-            seed: Of its choices.
-            prior: What each configuration is expected to cost, in any unit: only ratios count. NaN: not known. Of
-                several rows each is an opinion of its own, of which the k-th is believed 1/k as much as the first.
+            seed: For the strategy's choices.
+            prior: Each configuration's expected cost, in any unit: only ratios count. NaN: not known. Each of several
+                rows is an estimate of its own; the k-th is believed 1/k as much as the first.
             first: How many are tried before the model is asked.
         """
         super().__init__(features, seed)
@@ -143,7 +143,8 @@ class Bayesian(_Base):
     def _begin(self, left: Any) -> int:
         """The best of a prior, of each as often as it is believed, or the farthest of some that are drawn.
 
-        With priors by turns, once two of theirs were tried: what they call bad says whether they are right.
+        With priors by turns, once two of theirs were tried: configurations that priors call bad show whether they are
+        right.
         """
         np = self._np
         asked_of = sum(self._asked_of)
@@ -160,11 +161,11 @@ class Bayesian(_Base):
         return int(drawn[apart.argmax()])
 
     def _costs(self) -> tuple[Any, Any]:
-        """Places and the logarithms of their costs, with what is bad or gave none brought near to the rest."""
+        """Places and the logarithms of their costs, with bad or missing ones brought near to the rest."""
         np = self._np
         places = np.array(sorted(self.scores))
         known = np.log([one for place in places if (one := self.scores[place]) is not None])
-        # What is several times slower than most says only that it is bad: its exact time would bend the model.
+        # A configuration several times slower than most is just bad: its exact time would bend the model.
         ceiling = np.quantile(known, 0.5) + 1.0
         costs = np.array([math.log(one) if (one := self.scores[place]) is not None else math.inf for place in places])
         return places, np.minimum(costs, max(ceiling, known.min() + 1.0))
@@ -188,7 +189,7 @@ class Bayesian(_Base):
         return int(left[improvement.argmax()])
 
     def _trend(self, places: Any, costs: Any) -> Any:
-        """A level and a slope from 0 to 1.5 for each prior, as what was measured has them, by least squares."""
+        """A level and a slope from 0 to 1.5 for each prior, fitted to the measurements by least squares."""
         np = self._np
         if not self._priors:
             return np.full(self.count, costs.mean())
@@ -219,7 +220,7 @@ class Bayesian(_Base):
         # Of some hundred points: more threads are no faster, and would take the cores of a server beside it.
         threads = need("threadpoolctl", "the tuner's default search").threadpool_limits(1)
         with threads, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a length scale at its bound is what a feature without effect has
+            warnings.simplefilter("ignore")  # a feature without effect has a length scale at its bound
             model.fit(self.features[places], residual / scale)
             if fit:
                 self._kernel, self._fitted_at = model.kernel_, known
@@ -234,7 +235,7 @@ class Bayesian(_Base):
                 )
             mean, deviation = model.predict(self.features[left], return_std=True)
         noise = self._kernel.k2.noise_level
-        # What a configuration really costs varies by less than its measurements do.
+        # A configuration's real cost varies by less than its measurements do.
         deviation = np.sqrt(np.maximum(deviation**2 - noise, 1e-12))
         return mean * scale, deviation * scale
 
@@ -336,7 +337,7 @@ def make(name: str, features: NDArray[float64], seed: int, prior: NDArray[float6
 
     Raises:
         ConfigError: There is none of that name.
-        Error: What it needs is not installed.
+        Error: A required package is not installed.
     """
     if name not in STRATEGIES:
         hint = closest(name, STRATEGIES) or f"; there are {', '.join(STRATEGIES)}"

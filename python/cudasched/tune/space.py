@@ -1,4 +1,4 @@
-"""What may be chosen of a kernel: parameters, constraints, how it is launched and with what; read from TOML.
+"""A kernel's choices: parameters, constraints, its launch and arguments; read from TOML.
 
 ``docs/tuning.md`` has the form of the file. A `Space` is the file; a `Problem` is a space with a shape and a GPU, whose
 configurations are enumerated.
@@ -45,7 +45,7 @@ _MOST_COMBINATIONS = 5_000_000
 _MOST_CONFIGURATIONS = 200_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES = 1 << 20
-_LARGEST = 1 << 63  # what TOML promises of whole numbers
+_LARGEST = 1 << 63  # TOML's guaranteed range of whole numbers
 _MOST_INCLUDES = 1000
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]{1,200})"', re.MULTILINE)
@@ -62,7 +62,7 @@ TYPES: Mapping[str, int] = {
 }
 """Bytes of an element."""
 _WHOLE: Mapping[str, str] = {"int8": "b", "uint8": "B", "int32": "i", "uint32": "I", "int64": "q"}
-"""How struct packs one: what does not fit is no value of the type."""
+"""struct's format of an element: a number that does not fit is no value of the type."""
 Role = Literal["input", "output", "inout", "scalar", "workspace", "tensor_map"]
 _ROLES = ("input", "output", "inout", "scalar", "workspace", "tensor_map")
 _MAPPED = ("input", "output", "inout")
@@ -72,13 +72,13 @@ _FILLS = ("normal", "uniform", "zeros", "ones", "index")
 
 @dataclass(frozen=True)
 class Gpu:
-    """What of a GPU decides which configurations there are.
+    """The properties of a GPU that decide which configurations there are.
 
     Attributes:
-        name: As the driver names it.
+        name: The driver's name.
         capability: Such as "9.0".
         sms: Multiprocessors.
-        l2_bytes: Of its L2 cache.
+        l2_bytes: Of the L2 cache.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Gpu:
 
     @property
     def architecture(self) -> Architecture:
-        """What one of its multiprocessors holds.
+        """The limits of one multiprocessor.
 
         Raises:
             ConfigError: The compute capability is not known.
@@ -102,7 +102,7 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """What compilers call it: "sm_90a"."""
+        """The compilers' name of the architecture: "sm_90a"."""
         suffix = "a" if self.capability in ("9.0", "10.0", "10.3", "11.0", "12.0", "12.1") else ""
         return f"sm_{self.capability.replace('.', '')}{suffix}"
 
@@ -112,17 +112,17 @@ class Argument:
     """One argument of the kernel, in its order.
 
     Attributes:
-        name: Its name.
-        role: An array that is read, written or both; a scalar; memory that the kernel needs for itself (zeros
-            before the first launch); or a tensor map by which TMA reads or writes an array.
-        type: Of its elements.
+        name: The name.
+        role: An array that is read, written or both; a scalar; the kernel's own working memory (zeros before the first
+            launch); or a tensor map by which TMA reads or writes an array.
+        type: Of the elements.
         size: Elements of an array; bytes of a workspace.
         value: Of a scalar.
-        fill: What an input begins with: normal, uniform (0 to 1), zeros, ones or index.
+        fill: The initial values of an input: normal, uniform (0 to 1), zeros, ones or index.
         mean: Added to each element of such an input.
         of: The array of a tensor map.
-        dims: Its sizes, the innermost first.
-        box: What one load takes of each.
+        dims: The sizes, the innermost first.
+        box: The part that one load takes of each.
         swizzle: Bytes over which a box is swizzled in shared memory: 0, 32, 64 or 128.
     """
 
@@ -145,9 +145,9 @@ class TensorMap:
 
     Attributes:
         of: The array's name.
-        type: Of its elements.
+        type: Of the elements.
         dims: Its sizes, the innermost first; the array is dense.
-        box: What one load takes of each.
+        box: The part that one load takes of each.
         swizzle: Bytes over which a box is swizzled in shared memory.
     """
 
@@ -167,7 +167,7 @@ class Launch:
         block: Threads in x, y and z.
         shared_bytes: Dynamic shared memory.
         workspace_bytes: Device memory that the kernel needs for itself.
-        macros: What the compiler is given.
+        macros: The compiler's macros.
     """
 
     grid: tuple[int, int, int]
@@ -270,16 +270,16 @@ class Space:
 
     Attributes:
         path: The file.
-        text: What is in it.
+        text: The file's content.
         kernel: The kernel's function.
         source: Its source file, if the space names one.
         parameters: Name to values.
         constants: Macros that are the same for all configurations.
-        shape: Names and default values of what a problem is made of: rows, columns.
+        shape: Names and default values of a problem's dimensions: rows, columns.
         arguments: Of the kernel.
         reference: File and function that compute the right output; None: the first configuration that runs.
         relative: Tolerance relative to the right value.
-        absolute: Tolerance beside that.
+        absolute: Additional tolerance.
     """
 
     def __init__(self, text: str, path: Path) -> None:
@@ -287,16 +287,16 @@ class Space:
 
         Args:
             text: TOML.
-            path: Where it comes from: file names in it are relative to that.
+            path: The file: names of files in the text are relative to its place.
 
         Raises:
-            ConfigError: What is wrong, and where.
+            ConfigError: With the fault and the place.
         """
         self.path = path
         self.text = text
         try:
             data = tomllib.loads(text.removeprefix("\ufeff"))
-        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and what is nested as deep
+        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and values nested as deep
             raise ConfigError(f"{path}: it is no TOML: {error}") from None
         try:
             _refuse_large(data)
@@ -468,7 +468,7 @@ class Space:
 
         Args:
             gpu: The GPU.
-            shape: What differs from the shape in the file.
+            shape: The differences from the shape in the file.
 
         Raises:
             ConfigError: A name that the shape has not, or no configuration is left.
@@ -478,7 +478,7 @@ class Space:
         for name, value in (shape or {}).items():
             if name not in chosen:
                 raise ConfigError(f"the shape has no {name}; it has {', '.join(chosen) or 'no names'}")
-            # What is 0 by default is switched off by that, as a mask is.
+            # A value that is 0 by default is switched off by 0, as a mask is.
             if not _is_number(value) or not math.isfinite(value) or value < 0 or (value == 0 and chosen[name] != 0):
                 raise ConfigError(f"{name} of a shape is a number over 0, not {shown(value)}")
             chosen[name] = value
@@ -494,7 +494,7 @@ class Space:
 
 
 def with_includes(source: Path) -> list[Path]:
-    """A source and the files beside it that it includes, directly or not; each once, however it is named.
+    """A source and the files beside it that it includes, directly or not; each once, under any name.
 
     Raises:
         ConfigError: There are more than 1,000.
@@ -523,7 +523,7 @@ class Problem:
     Attributes:
         space: The space.
         gpu: The GPU.
-        shape: Its values.
+        shape: The dimensions' values.
     """
 
     space: Space
@@ -538,7 +538,7 @@ class Problem:
 
     @cached_property
     def configurations(self) -> tuple[dict[str, Value], ...]:
-        """All that meet the constraints and what a block may have on this GPU, in the order of the file's values.
+        """All that meet the constraints and this GPU's limits of a block, in the order of the file's values.
 
         Raises:
             ConfigError: There is none, there are too many, or a size, a scalar or the work cannot be computed.
@@ -629,7 +629,7 @@ class Problem:
         """The value of each scalar.
 
         Raises:
-            ConfigError: It is no number, or not one of its type.
+            ConfigError: A value is no number, or not one of its type.
         """
         values = self._values({})
         made = {one.name: (one.value(values), one.type) for one in self.space.arguments if one.value is not None}
@@ -666,10 +666,10 @@ class Problem:
 
     @property
     def work(self) -> float:
-        """What one launch does, in the unit that the space counts in (bytes, operations); 0: not said.
+        """One launch's work, in the unit of the space (bytes, operations); 0: not stated.
 
         Raises:
-            ConfigError: It is no number.
+            ConfigError: The value is no number.
         """
         return _finite(self.space.work(self._values({})), f"work: '{self.space.work.text}'")
 
@@ -680,7 +680,7 @@ class Problem:
 
     @cached_property
     def features(self) -> NDArray[float64]:
-        """What a surrogate sees of each configuration, a row each: parameters and launch, on scales that compare."""
+        """A surrogate's features of each configuration, a row each: parameters and launch, on comparable scales."""
         np = need("numpy", "the tuner")
         columns = []
         for name, values in self.space.parameters.items():
@@ -719,7 +719,7 @@ def read(path: str | Path) -> Space:
     """Reads a space file.
 
     Raises:
-        ConfigError: It cannot be read, or what is wrong in it.
+        ConfigError: The file cannot be read, or has a fault.
     """
     path = Path(path)
     try:

@@ -7,10 +7,10 @@
     def kernel(x, y, n, BLOCK: tl.constexpr): ...
 
 It is `triton.autotune` with all configurations of the space, of which the search chooses a few to time before Triton
-times those that are left. Each is run once on copies of the tensors and compared with the space's first before it is
-timed; one that gives something else is refused, warned of, and kept in the kernel's ``refused``. So Triton's own cache
-has the result, on disk too (``cache_results``), and a later process does not tune again. The kernel runs in the
-program's own process: one that hangs or faults takes that with it.
+times those that are left. Each runs once on copies of the tensors before its timing, and is compared with the space's
+first. One with other results is refused with a warning, and kept in the kernel's ``refused``. So Triton's own cache has
+the result, on disk too (``cache_results``), and a later process does not tune again. The kernel runs in the program's
+own process: a hang or a fault there ends the program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST = 100_000
 
 
 _TOLERANCES = {8: 1e-9, 4: 1e-3}
-"""Of floating types by bytes, relative and as much absolute: what another order of sums, and tf32, may change."""
+"""Of floating types by bytes, relative and as much absolute: the effect of another order of sums, and of tf32."""
 _TOLERANCE = 2e-2
 """Of shorter ones."""
 
@@ -44,8 +44,8 @@ class Refused(NamedTuple):
     """A configuration that gave a wrong result.
 
     Attributes:
-        configuration: Its values.
-        message: What was wrong.
+        configuration: The values.
+        message: The fault.
     """
 
     configuration: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Refused(NamedTuple):
 class _Copies:
     """A call's arguments with copies in the place of its tensors: a wrong configuration must not touch the program's.
 
-    What shares memory goes on to share it, and a slice keeps its strides.
+    Tensors that share memory go on to share it, and a slice keeps its strides.
     """
 
     def __init__(self, positional: Mapping[str, Any], named: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class _Copies:
         return one.new_empty(0).set_(copy, one.storage_offset(), one.size(), one.stride())
 
     def reset(self) -> None:
-        """The tensors are again what the program's are."""
+        """The tensors again have the values of the program's."""
         for storage, copy in self._storages.values():
             copy.copy_(storage)
 
@@ -83,14 +83,14 @@ class _Copies:
 
 
 class _Check:
-    """Whether configurations leave what the first one that runs has left."""
+    """Compares configurations' results with those of the first one that runs."""
 
     def __init__(self, run: Callable[[Any], None], copies: _Copies, tolerance: float | None) -> None:
         self._run, self._copies, self._tolerance = run, copies, tolerance
         self._right: dict[str, Any] | None = None
 
     def wrong(self, config: Any) -> str:
-        """What is wrong with a configuration; empty: nothing. The first is taken to be right."""
+        """A configuration's fault; empty: none. The first is taken to be right."""
         self._copies.reset()
         self._run(config)
         if self._right is None:
@@ -149,7 +149,7 @@ def triton(
 
     Args:
         space: Values by parameter: the kernel's ``constexpr`` parameters, and ``num_warps``, ``num_stages``,
-            ``num_ctas``, ``maxnreg``. The first configuration that runs is what others' results are compared with.
+            ``num_ctas``, ``maxnreg``. Others' results are compared with those of the first configuration that runs.
         key: Arguments whose change tunes anew.
         evaluations: Configurations that are timed for each key.
         strategy: A name of `cudasched.tune.search.STRATEGIES`.
@@ -180,11 +180,11 @@ def triton(
 
     def decorate(function: Any) -> Any:
         def prune(configs: Sequence[Any], named_arguments: Mapping[str, Any], **rest: Any) -> list[Any]:
-            """Triton calls this before it times what it returns."""
+            """Triton calls this, and then times the returned configurations."""
             grid = rest.pop("grid")
             rest.pop("warmup", None)
             copies = _Copies(named_arguments, rest)
-            # What Triton's own tuner passes over, too; too much shared memory, for one.
+            # Errors that Triton's own tuner passes over, too; too much shared memory, for one.
             passed_over = (library.CompilationError, library.runtime.errors.OutOfResources)
 
             def run(config: Any) -> None:
@@ -206,7 +206,7 @@ def triton(
                 tried, kept = len(configs), [one for one in configs if is_right(one)]
             else:
                 tried = min(evaluations, len(configs))
-                next((one for one in configs[:tried] if is_right(one)), None)  # what the others are compared with
+                next((one for one in configs[:tried] if is_right(one)), None)  # the reference for the others
                 search = make(strategy, features, seed)
                 scores: dict[int, float] = {}
                 for _ in range(tried):

@@ -1,7 +1,7 @@
 """The tuner: a strategy proposes, an evaluator measures, the database keeps; the best few are measured again.
 
-Each configuration gets a few samples first, and more only where it is near the best (multi-fidelity). What an
-interrupted run, or another tuner on the same database, has measured is not measured again.
+Each configuration gets a few samples first, and more only where it is near the best (multi-fidelity). Measurements of
+an interrupted run, or of another tuner on the same database, are not repeated.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SHARED_EVERY_S = 5.0
 
 
 class Evaluator(Protocol):
-    """What measures: `workers.Live` on a GPU, `recording.Replay` without one."""
+    """Measures configurations: `workers.Live` on a GPU, `recording.Replay` without one."""
 
     @property
     def problem(self) -> Problem:
-        """What is measured."""
+        """The problem to measure."""
         ...
 
     @property
@@ -49,11 +49,11 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class Objective:
-    """What is to be small.
+    """The cost to minimise.
 
     Attributes:
-        memory: How much slower a configuration may be that needs no device memory of its own, than one that needs as
-            much as all arguments together: 0.1 for a tenth. 0: memory counts nothing.
+        memory: How much slower a configuration without device memory of its own may be than one that needs as much as
+            all arguments together: 0.1 for a tenth. 0: memory does not count.
         min_occupancy: Configurations below it are not taken, 0 to 1.
     """
 
@@ -75,8 +75,8 @@ class Settings:
         promising: How much slower than the best counts as near.
         finalists: How many are measured once more in turns at the end.
         batch: Configurations that are asked for at once.
-        warm: Whether other shapes and the predictor are asked what to expect.
-        objective: What is to be small.
+        warm: Whether to take priors from other shapes and the predictor.
+        objective: The cost to minimise.
     """
 
     strategy: str = "bayesian"
@@ -107,14 +107,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run says after each configuration.
+    """A run's report after each configuration.
 
     Attributes:
         evaluations: Configurations tried, those that were known with them.
         index: The last one.
-        measurement: What it gave.
+        measurement: The configuration's result.
         best: The place of the best so far, None: none has run.
-        best_us: Its time.
+        best_us: The best one's time.
     """
 
     evaluations: int
@@ -126,18 +126,18 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a run found.
+    """A run's result.
 
     Attributes:
-        problem: What was tuned.
+        problem: The tuned problem.
         fingerprint: Of the source.
         index: The place of the best configuration.
-        time_us: Its time, us.
-        measurements: All that were tried, by place, those of earlier runs with them.
+        time_us: The best time, us.
+        measurements: Those of all tried configurations, by place, with those of earlier runs.
         trace: The best time after each evaluation, us; infinite before the first that ran.
         evaluations: How many configurations were tried by this run.
-        strategy: How it was searched.
-        interrupted: Whether it was stopped before its end.
+        strategy: The search's strategy.
+        interrupted: Whether the run was stopped before its end.
     """
 
     problem: Problem
@@ -157,7 +157,7 @@ class Tuned:
 
     @property
     def work_per_s(self) -> float:
-        """The space's work in a second; 0: the space does not say what a launch does."""
+        """The space's work in a second; 0: the space does not state a launch's work."""
         return self.problem.work / (self.time_us * 1e-6)
 
     def best(self, count: int = 10) -> list[tuple[int, Measurement]]:
@@ -206,7 +206,7 @@ class _Run:
         return found if found is not None else warm.from_predictor(self.problem)
 
     def score(self, made: Measurement) -> float | None:
-        """What a measurement costs; None: it cannot be taken."""
+        """A measurement's cost; None: the configuration is not eligible."""
         time_us = made.time_us
         if time_us is None or made.occupancy < self.settings.objective.min_occupancy:
             return None
@@ -238,7 +238,7 @@ class _Run:
             self.on_progress(Progress(len(self.measured), index, made, best, best_us))
 
     def take_known(self) -> None:
-        """What is in the database: of an earlier run, or of another tuner that runs now."""
+        """Takes the database's measurements of an earlier run, or of another tuner that runs now."""
         if self.database is None or time.monotonic() - self._shared_at < _SHARED_EVERY_S:
             return
         self._shared_at = time.monotonic()
@@ -319,15 +319,15 @@ def run(
     prior: NDArray[float64] | None = None,
     verify: Callable[[int], str] | None = None,
 ) -> Tuned:
-    """Tunes what an evaluator measures.
+    """Tunes an evaluator's problem.
 
     Args:
         evaluator: Measures.
         settings: How is searched; None: the defaults.
-        database: Keeps what is measured, and knows what was.
+        database: Keeps new measurements, and has earlier ones.
         on_progress: Called after each configuration.
-        prior: What each configuration is expected to cost; None: what other shapes and the predictor say.
-        verify: Looks closely at a configuration that would win and says what is wrong with it; empty: nothing.
+        prior: Each configuration's expected cost; None: by other shapes and the predictor.
+        verify: Checks a configuration that would win, and returns its fault; empty: none.
 
     Raises:
         ConfigError: A setting has no meaning.

@@ -1,4 +1,4 @@
-"""What is expected of configurations before one has run: from earlier runs of other shapes, and from the predictor.
+"""Expected costs of configurations before one has run: from earlier runs of other shapes, and from the predictor.
 
 Both give a prior, an array of costs of which only the ratios count; the search finds out how far to trust it.
 """
@@ -31,7 +31,7 @@ _TREES = 100
 
 
 def parse_key(shape: str) -> dict[str, float]:
-    """A shape from what `Problem.key` wrote."""
+    """A shape from the text of `Problem.key`."""
     made = {}
     for name, _, value in (part.partition("=") for part in shape.split(",")):
         with contextlib.suppress(ValueError):  # a database may say anything
@@ -48,12 +48,12 @@ def distance(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]]) -> NDArray[float64] | None:
     """Costs relative to each shape's best, a row a shape, the nearest first.
 
-    What is good for one shape may be bad for another, so that a mean over them would be of none: the search finds out
-    which of them the new one is like. Configurations that a shape has no result of get what trees (scikit-learn's
-    ExtraTrees) make of the others.
+    A good configuration for one shape may be bad for another, so a mean over shapes would fit none. The search finds
+    the shape that the new one is like. Configurations without a shape's result get an estimate by trees (scikit-learn's
+    ExtraTrees) from the others.
 
     Args:
-        problem: What is going to be tuned.
+        problem: The problem to tune.
         others: Measurements of the same kernel by shape (`Database.others`).
 
     Returns:
@@ -86,11 +86,11 @@ def from_runs(problem: Problem, others: Mapping[str, Mapping[str, Measurement]])
 def from_predictor(problem: Problem, model: Any = None) -> NDArray[float64] | None:
     """Times that the trees of `cudasched.predictor` expect, us.
 
-    What a launch looks like is known before it is compiled, but for its registers: each configuration is taken to have
-    64 a thread, or fewer where its block would not fit otherwise.
+    A launch's shape is known before the compilation, but for the registers. Each configuration is taken to have 64 a
+    thread, or fewer where the block would not fit otherwise.
 
     Args:
-        problem: What is going to be tuned.
+        problem: The problem to tune.
         model: A `cudasched.predictor.Model`; None: the one that ships for the GPU.
 
     Returns:
@@ -113,7 +113,7 @@ def from_predictor(problem: Problem, model: Any = None) -> NDArray[float64] | No
 
 
 def _columns(problem: Problem) -> dict[str, Any]:
-    """What `_core.launch_features` takes, a row for each configuration."""
+    """The arguments of `_core.launch_features`, a row for each configuration."""
     np = need("numpy", "the tuner")
     architecture = problem.gpu.architecture
     launches = [problem.launch(one) for one in problem.configurations]

@@ -1,4 +1,4 @@
-"""Worker processes that compile and measure, so that what hangs, crashes or faults kills a worker and nothing else."""
+"""Worker processes that compile and measure, so that a hang, crash or fault ends only a worker."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Request:
     """One configuration that is wanted.
 
     Attributes:
-        index: Its place among the problem's configurations.
+        index: The place among the problem's configurations.
         samples: How many.
-        check: Whether its output is compared first.
+        check: Whether to compare the output first.
         give_up_us: A configuration that takes longer gets one sample.
     """
 
@@ -91,7 +91,7 @@ class Worker:
         self.connection = ours
 
     def ask(self, what: str, given: Any, seconds: float, work: Any) -> None:
-        """Sends a request; `work` is whatever the caller knows it by."""
+        """Sends a request; `work` is the caller's name of the request."""
         self.start()
         assert self.connection is not None
         self.deadline = time.monotonic() + seconds
@@ -100,7 +100,7 @@ class Worker:
             self.connection.send((what, given))
 
     def answer(self) -> tuple[str, Any]:
-        """What came: ("done", value), ("compile_error", log), ("error", why), or ("gone", exit code)."""
+        """The answer: ("done", value), ("compile_error", log), ("error", why), or ("gone", exit code)."""
         assert self.connection is not None
         self.work = None
         try:
@@ -120,7 +120,7 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.2)
             with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # with a compiler that it has started
+                os.killpg(self._process.pid, signal.SIGKILL)  # with a compiler that the worker has started
             try:
                 code = self._process.wait(30)
             except subprocess.TimeoutExpired:  # inside the driver, which tears a context down: init gets it
@@ -130,7 +130,7 @@ class Worker:
 
 
 def _gpu_environment() -> dict[str, str]:
-    """A worker that measures is a best-effort client, and makes its launches on its own thread."""
+    """A measuring worker is a best-effort client that launches on its own thread."""
     return {"CUDASCHED_CLASS": "best_effort", "CUDASCHED_NAME": "tune", "CUDASCHED_OFFLOAD": "0"}
 
 
@@ -157,12 +157,12 @@ class Live:
         keep_images: int = 64,
         seed: int = 0,
     ) -> None:
-        """Starts a worker on the GPU, and finds out what the GPU is.
+        """Starts a worker on the GPU, and finds the GPU's properties.
 
         Args:
             space: The space.
             source: The kernel's file.
-            shape: What differs from the space's shape.
+            shape: The differences from the space's shape.
             device: The GPU's ordinal.
             compiler: "auto", "nvrtc" or "nvcc".
             options: More for the compiler.
@@ -198,7 +198,7 @@ class Live:
         try:
             gpu, self.uuid = self._begin("gpu", device)
             self.problem: Problem = space.problem(gpu, shape)
-            _ = self.problem.configurations  # what is wrong with the space shows before the arrays are made
+            _ = self.problem.configurations  # a fault in the space shows before the arrays are made
             self._plan = replace(self._plan, compare=self._compare_image(gpu))
             self._open()
         except BaseException:
@@ -238,7 +238,7 @@ class Live:
         return self.problem.space.fingerprint(self._source)
 
     def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
-        """Measures configurations; the compilers work ahead of the GPU. Results come as they are there.
+        """Measures configurations; the compilers work ahead of the GPU. Results come as soon as ready.
 
         Raises:
             Error: The GPU is lost for good.
@@ -353,13 +353,13 @@ class Live:
             tool: From the command to the command with the tool before it.
             index: The configuration.
             samples: How many.
-            seconds: How long it may take.
+            seconds: The run's time limit.
 
         Returns:
-            Its exit code (124: it took too long), and all that it wrote.
+            The exit code (124: too long a run), and the whole output.
 
         Raises:
-            CompileError: It does not compile.
+            CompileError: The source does not compile.
             OSError: The tool cannot be started.
         """
         request = Request(index, samples)

@@ -1,8 +1,8 @@
-"""The kernels as PyTorch operators, ``torch.ops.cudasched.NAME``: torch.compile keeps them, autograd knows them.
+"""The kernels as PyTorch operators, ``torch.ops.cudasched.NAME``: for torch.compile and autograd.
 
-Each has an implementation for CUDA, which launches the kernel on the current stream; one for the host, by PyTorch's
-own operators in the precision of the kernel, which tests compare with; and one without data for tracing. Importing
-this package imports PyTorch.
+Each has an implementation for CUDA, which launches the kernel on the current stream. One for the host, by PyTorch's own
+operators in the kernel's precision, is the tests' reference. One without data is for tracing. Importing this package
+imports PyTorch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def kernel_for(capability: str) -> str:
 
 
 def _new(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The output, whose heads lie side by side in a row, so that the next layer takes it as it is; and a sum a row."""
+    """The output, whose heads lie side by side in a row, ready for the next layer; and a sum a row."""
     batches, heads, queries, head = q.shape
     out = q.new_empty((batches, queries, heads, head)).transpose(1, 2)
     return out, q.new_empty((batches, heads, queries), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What the operators share: what is checked of arrays, the current stream, registration."""
+"""The operators' shared parts: checks of arrays, the current stream, registration."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TYPES: dict[torch.dtype, str] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-"""What most operators take, as the spaces call it."""
+"""The types of most operators, by the spaces' names."""
 _ALIGNED = 16
-_torch: Any = torch  # what its type hints do not have
+_torch: Any = torch  # for names without type hints
 _forward_ad: Any = forward_ad
 _LIBRARY = _torch.library.Library("cudasched", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -57,7 +57,7 @@ def same(name: str, x: Tensor, **others: Tensor) -> None:
 
 
 def low_bits(*addresses: int) -> int:
-    """What all the addresses are a multiple of, at most 16."""
+    """The common alignment of the addresses, at most 16."""
     together = _ALIGNED
     for one in addresses:
         together |= one
@@ -81,7 +81,7 @@ def workspace_of(nbytes: int, like: Tensor) -> Tensor | None:
 
 
 def as_new(made: Tensor, kind: torch.dtype) -> Tensor:
-    """Of a type and contiguous: itself where it is so already, so it is never given an operator's own argument."""
+    """A contiguous tensor of a type: the same one where possible, so never pass an operator's own argument."""
     new: Tensor = made.to(kind).contiguous()
     return new
 
@@ -115,12 +115,12 @@ def register(schema: str, cuda: Any, host: Any, fake: Any, backward: Any = None,
     """Makes ``torch.ops.cudasched.NAME``.
 
     Args:
-        schema: As PyTorch writes them.
-        cuda: What launches the kernel.
+        schema: In PyTorch's form.
+        cuda: The function that launches the kernel.
         host: The same by PyTorch's operators, for tensors of the CPU.
-        fake: What makes outputs without data.
+        fake: The function that makes outputs without data.
         backward: The gradients; None: there are none.
-        context: What is kept for that.
+        context: Keeps the data for `backward`.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=_TAGS)

@@ -203,7 +203,7 @@ def _layer_norm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 def _layer_norm_autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
-    if torch.is_grad_enabled() or in_forward_mode():  # what the kernel computes has no derivatives
+    if torch.is_grad_enabled() or in_forward_mode():  # the kernel's output has no derivatives
         return (*_gradients(dy, x, weight, ctx.eps, centred=True), None)
     return (*torch.ops.cudasched.layer_norm_backward.default(dy, x, weight, ctx.eps), None)
 

@@ -151,7 +151,7 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
 
 
 def _kept(directory: Path, files: dict[str, bytes]) -> Path:
-    """A directory with what was uploaded, named by it: no session changes the files that another one compiles."""
+    """A directory of uploaded files, named by content: no session changes another one's files."""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(f"{name} {len(content)} ".encode() + content)

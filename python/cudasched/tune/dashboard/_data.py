@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: runs as tables, grids for heat maps, Pareto fronts. No Streamlit in here."""
+"""The page's content as plain data: runs as tables, grids for heat maps, Pareto fronts. No Streamlit in here."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ GPU = threading.Lock()
 
 @dataclass(frozen=True)
 class Entry:
-    """One configuration and what it gave."""
+    """A configuration with a measurement."""
 
     configuration: Mapping[str, Any]
     measurement: Measurement
 
     @property
     def time_us(self) -> float | None:
-        """Its time, us."""
+        """The time, us."""
         return self.measurement.time_us
 
     def row(self) -> dict[str, Any]:
-        """As a table shows it."""
+        """The text for a table."""
         made = self.measurement
         return {
             **self.configuration,
@@ -60,7 +60,7 @@ def entries(database: Database, key: Key) -> list[Entry]:
 
 
 def recorded(recording: Recording) -> list[Entry]:
-    """Those of a recording."""
+    """The entries of a recording."""
     pairs = zip(recording.problem.configurations, recording.measurements, strict=True)
     found = [Entry(configuration, made) for configuration, made in pairs]
     return sorted(found, key=lambda one: math.inf if one.time_us is None else one.time_us)
@@ -83,7 +83,7 @@ def grid(found: Sequence[Entry], x: str, y: str) -> tuple[list[Any], list[Any], 
 
 
 def cost(one: Entry, what: str) -> float:
-    """What a configuration needs beside its time."""
+    """A configuration's costs beside its time."""
     made = one.measurement
     return {
         "registers": float(made.registers),
@@ -110,9 +110,9 @@ class Layer:
     """One kernel of a transformer layer.
 
     Attributes:
-        kernel: Its name.
-        baseline_us: What it took before.
-        tuned_us: What it takes with the best configuration.
+        kernel: The name.
+        baseline_us: The kernel's earlier time.
+        tuned_us: The kernel's time with the best configuration.
     """
 
     kernel: str
@@ -124,7 +124,7 @@ def layers(text: str) -> list[Layer]:
     """A layer's kernels from JSON: ``{"kernels": [{"kernel", "baseline_us", "tuned_us"}, ...]}``.
 
     Raises:
-        ConfigError: It is of another form.
+        ConfigError: The text is of another form.
     """
     try:
         found = [
@@ -139,10 +139,10 @@ def layers(text: str) -> list[Layer]:
 
 
 def open_file(path: Path) -> tuple[str, Any]:
-    """What a file is and what is in it: "recording", "layer", "report" (of `advise`) or "data" (of `collect`).
+    """A file's kind and its content: "recording", "layer", "report" (of `advise`) or "data" (of `collect`).
 
     Raises:
-        Error: It is none of these.
+        Error: The file is none of these.
     """
     if path.suffix == ".npz":
         return "recording", Recording.load(path)

@@ -17,7 +17,7 @@ _SERIES = (_BLUE, _ORANGE, "#2d8659", "#8a5bb5", "#a33b52", "#5f6b77")
 
 
 MOST_BARS = 40
-"""What a plot of bars shows at most; a figure of thousands takes gigabytes."""
+"""The most bars of a plot; a figure of thousands takes gigabytes."""
 _MOST_NUMBERS = 2000
 _HIGHEST = 24.0
 
@@ -97,7 +97,7 @@ def pareto_plot(found: Sequence[Entry], what: str) -> Any:
     )
     if timed:
         times = [one.time_us for one in timed if one.time_us is not None]
-        # What is four times as slow as the best is of no interest.
+        # A configuration four times as slow as the best is of no interest.
         axes.set_xlim(min(times) * 0.93, min(max(times) * 1.05, min(times) * 4))
     units = {"registers": "registers a thread", "workspace": "workspace, MB", "shared memory": "static shared, KiB"}
     _label(axes, "time, us", units.get(what, what))

@@ -1,4 +1,4 @@
-"""Starting Streamlit with what keeps the page to its user.
+"""Starts Streamlit so that only its user has access to the page.
 
 The token is the first part of every address that Streamlit answers: without it there is no page, no session and nothing
 to upload to.
@@ -22,11 +22,11 @@ from cudasched.tune._need import need
 
 __all__ = ["SETTINGS", "Options", "command_line", "serve"]
 
-#: Where the page finds its settings, in its environment.
+#: The environment variable of the page's settings.
 SETTINGS = "CUDASCHED_DASHBOARD"
 #: Where Streamlit finds the token, in its environment, too: others can read a command line.
 _BASE_PATH = "STREAMLIT_SERVER_BASE_URL_PATH"
-#: Streamlit, ended with the command that started it, whose end of the pipe at its standard input is closed then.
+#: Streamlit, which ends with its starter: the pipe at Streamlit's standard input is closed then.
 _STREAMLIT = (
     "from cudasched._life import end_with; end_with(0); from streamlit.web.cli import main; main(prog_name='streamlit')"
 )
@@ -38,11 +38,11 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Options:
-    """What the dashboard is started with.
+    """The dashboard's options.
 
     Attributes:
-        address: Where it listens.
-        port: Its port.
+        address: The address to listen on.
+        port: The port.
         any_address: Whether an address that other machines reach is allowed.
         database: The tuner's database.
         files: Recordings, `advise` reports and data sets that it offers.
@@ -99,7 +99,7 @@ def command_line(options: Options) -> list[str]:
 
 
 def serve(options: Options) -> int:
-    """Runs the dashboard until Ctrl-C, or until its terminal is closed. Returns its exit code.
+    """Runs the dashboard until Ctrl-C, or until the terminal is closed. Returns the exit code.
 
     Raises:
         ConfigError: An option has no meaning, or is not allowed.
@@ -120,7 +120,7 @@ def serve(options: Options) -> int:
         environment = {**os.environ, SETTINGS: str(file), _BASE_PATH: token, "CUDASCHED_OFF": "1"}
         # Streamlit reads ./.streamlit/config.toml: not one of the directory where this was started.
         host = f"[{options.address}]" if ":" in options.address else options.address
-        # It ends as by Ctrl-C: with its page.
+        # The command ends as by Ctrl-C: with its page.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
                 signal.signal(number, signal.default_int_handler)
