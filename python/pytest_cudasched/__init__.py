@@ -9,7 +9,7 @@
 default checks. Baselines are in ``gpu-baselines/`` beside the test's file, one a test. docs/baselines.md says more.
 
 The package is apart from ``cudasched`` because pytest imports each plugin in every session: importing ``cudasched``
-would put its hook into all of them. Runs are recorded by ``python -m cudasched baseline``, in processes of its own.
+would put its hook into all sessions. ``python -m cudasched baseline`` records runs, in processes of its own.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _name(node: str) -> str:
-    """A test's name as a file's: a parameter may be anything, and two may differ in what a file's name cannot have."""
+    """A test's name as a file's: a parameter may be any text, and two may differ in characters that file names lack."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", node).strip("-.")[:120]
     return plain if plain == node else f"{plain}-{zlib.crc32(node.encode(errors='surrogateescape')):08x}"
 
 
 class GpuBaseline:
-    """The fixture; call it with a program."""
+    """The fixture, to be called with a program."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._mode = str(request.config.getoption("--gpu-baselines"))
@@ -91,9 +91,9 @@ class GpuBaseline:
         """Runs a program several times, and fails the test if a kernel, a region or a wait got slower.
 
         Args:
-            program: Its name and arguments.
+            program: The name and arguments.
             runs: How often; ``--gpu-baseline-runs`` goes first. None: as the command does.
-            least_percent: A smaller change is no regression. None: as the command has it.
+            least_percent: A smaller change is no regression. None: the command's default.
             timing: "cupti" or "events"; None: as the baseline's runs are timed, "cupti" for a new one.
             baseline: The file; None: one of the test's own, which a test has for one program.
 
@@ -143,7 +143,7 @@ class GpuBaseline:
 
 
 def _said(found: dict[str, Any]) -> str:
-    """What got slower, a line each."""
+    """The slower kernels, a line each."""
     slower = [one for one in found["compared"] if one["verdict"] == "slower"]
     lines = [f"{len(slower)} got slower than the baseline, beyond the noise from run to run:"]
     for one in slower[:_MOST_SHOWN]:

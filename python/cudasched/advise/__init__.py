@@ -1,15 +1,15 @@
-"""What to change in the kernels of a recorded run: `cudasched.advise(data)`.
+"""Advice on the kernels of a recorded run: `cudasched.advise(data)`.
 
 ::
 
-    report = cudasched.advise("data.parquet")  # what `cudasched collect` wrote, or its pyarrow.Table
+    report = cudasched.advise("data.parquet")  # of `cudasched collect`, or its pyarrow.Table
     report.kernels[0].findings[0].recommendation
 
     from cudasched.advise import diff, html
     Path("report.html").write_text(html(report))
     diff(report, cudasched.advise("after.parquet"))[0]  # the kernel whose time changed most
 
-The module itself is the function, so that its parts (`Report`, `html`, `occupancy`) lie beside it. It makes no CUDA
+The module itself is the function, so that `Report`, `html` and `occupancy` are its attributes. Advice makes no CUDA
 call.
 """
 

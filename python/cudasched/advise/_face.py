@@ -111,7 +111,7 @@ def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Sub
 
 
 def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
-    """The kernels by function. Graphs stay apart, each by its number."""
+    """The kernels by function. Graphs stay apart, by number."""
     places: dict[tuple[str, str, int], list[int]] = {}
     for place, kernel in enumerate(kernels):
         places.setdefault((kernel.kind, kernel.function, kernel.graph), []).append(place)
@@ -231,10 +231,10 @@ def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[st
 
 
 def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None) -> Report:
-    """What to change in the kernels of a recorded run, the most time first.
+    """Advice on the kernels of a recorded run, the most time first.
 
     Args:
-        data: What `cudasched collect` wrote: a path, or its ``pyarrow.Table`` with its metadata.
+        data: A data set of `cudasched collect`: a path, or its ``pyarrow.Table`` with metadata.
         model: Predicts the times; None: the model that the package ships for the recording's GPU. Without one, or
             without numpy, a note in the report says why there are no predicted times.
 

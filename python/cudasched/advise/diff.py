@@ -1,4 +1,4 @@
-"""What changed between two runs: two reports, kernel by kernel."""
+"""The changes between two runs: two reports, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Change:
     """One kernel function in two runs.
 
     Attributes:
-        function: As the driver names it.
+        function: The driver's name.
         name: Namespaces and name alone.
-        before_ns: Device time of all its launches; None: it was not timed; 0: it was not launched.
+        before_ns: Device time of all its launches; None: not timed; 0: not launched.
         after_ns: The same in the second run.
         before_launches: How many.
         after_launches: How many in the second run.
@@ -32,7 +32,7 @@ class Change:
 
     @property
     def change_ns(self) -> int:
-        """By how much more time it takes; below 0 it takes less. 0 where either was not timed."""
+        """The increase of the time; below 0 a decrease. 0 where either run was not timed."""
         return 0 if self.before_ns is None or self.after_ns is None else self.after_ns - self.before_ns
 
     @property
@@ -44,7 +44,7 @@ class Change:
 
 
 def diff(before: Report, after: Report) -> tuple[Change, ...]:
-    """The kernels of two runs, those whose time changed most first. Graphs are told apart by their numbers.
+    """The kernels of two runs, those whose time changed most first. Graphs are told apart by number.
 
     Raises:
         Error: The runs were on different GPUs, whose times cannot be compared.

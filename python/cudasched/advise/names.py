@@ -1,4 +1,4 @@
-"""Kernel names as people read them."""
+"""Kernel names for readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["qualified_name", "signature"]
 
 
 def qualified_name(mangled: str) -> str:
-    """A kernel's name with its namespaces, up to its first template arguments, without its parameters.
+    """A kernel's name with namespaces, up to the first template arguments, without parameters.
 
     Args:
         mangled: As the driver gives it: mangled after the Itanium ABI, or plain.

@@ -1,9 +1,9 @@
 """How many blocks of a kernel one SM holds: exactly, as the driver computes it, for launches that have not been made.
 
 Sources of the numbers: ``cuda_occupancy.h`` of CUDA 13.0 (allocation granularities, blocks per SM) and the CUDA C++
-Programming Guide 13.0, "Technical Specifications per Compute Capability" (warps and shared memory per SM, what the
-driver reserves of it). The default split between L1 and shared memory is assumed, which allows all of the latter;
-thread block clusters are not modelled. Pure arithmetic: nothing here touches a device.
+Programming Guide 13.0, "Technical Specifications per Compute Capability" (warps, shared memory and its reserved part
+per SM). The default split between L1 and shared memory is assumed, which allows all of the latter. Thread block
+clusters are not modelled. Pure arithmetic: nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PARTITIONS = 4  # of an SM; a warp's registers lie in one, and a block's check 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What one SM of a compute capability holds.
+    """The limits of one SM of a compute capability.
 
     Attributes:
         max_warps_per_sm: Resident warps.
         max_blocks_per_sm: Resident blocks.
         shared_bytes_per_sm: Shared memory of all resident blocks, the reserved part included.
-        reserved_shared_bytes: What the driver keeps of it for each block.
+        reserved_shared_bytes: The driver's own part for each block.
         shared_granularity_bytes: A block's share is rounded up to this.
     """
 
@@ -66,7 +66,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What fits on one SM.
+    """The blocks that fit on one SM.
 
     Attributes:
         blocks_per_sm: Blocks that are resident together; 0 where a block does not fit at all.
@@ -96,13 +96,13 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def occupancy(architecture: Architecture, threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Computes what fits on one SM.
+    """Computes the blocks that fit on one SM.
 
     Args:
         architecture: Of the device.
         threads: A block.
         registers: A thread.
-        shared_bytes: Static and dynamic shared memory of a block, without what the driver reserves.
+        shared_bytes: Static and dynamic shared memory of a block, without the driver's reserved part.
 
     Raises:
         ValueError: A block without threads, or a negative resource.

@@ -1,4 +1,4 @@
-"""Whose kernel is it, and can the user change its launch shape? By rules on its name, kept in ``origins.toml``."""
+"""A kernel's owner, and whether the user can change its launch shape: by rules on names in ``origins.toml``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Origin:
     Attributes:
         name: Of the library or compiler; "own" for a kernel that no rule names.
         changeable: The user can change the launch shape.
-        how: By what; empty where it cannot be changed.
+        how: The means of change; empty where the shape cannot be changed.
     """
 
     name: str
@@ -62,11 +62,11 @@ def _compiled() -> tuple[list[tuple[re.Pattern[str], re.Pattern[str] | None, re.
 
 
 def origin_of(function: str, module: str = "") -> Origin:
-    """Whose a kernel is: by the file that it was loaded from, where that is known and is a library's; else by its name.
+    """A kernel's owner: by the file that it was loaded from, where that is a known library's; else by its name.
 
     Args:
-        function: Its name, mangled or not. An anonymous namespace before it does not count.
-        module: A path, or its last part; empty where it is not known.
+        function: The kernel's name, mangled or not. A leading anonymous namespace does not count.
+        module: A path, or its last part; empty where not known.
     """
     compiled, own = _compiled()
     file = module.rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What a GPU can do at most, by its data sheet, and which arithmetic a kernel is made of, by its name.
+"""A GPU's peak rates, by the data sheet, and a kernel's kind of arithmetic, by name.
 
 Peaks are of dense matrices at boost clocks. A GPU that is not in the table has none.
 """
@@ -21,8 +21,8 @@ class Peaks:
     """A GPU's most.
 
     Attributes:
-        bytes_per_s: Of its memory.
-        flops_per_s: Of each kind of arithmetic; matrix units where they do it.
+        bytes_per_s: Of the memory.
+        flops_per_s: Of each kind of arithmetic; on matrix units where possible.
     """
 
     bytes_per_s: float
@@ -62,10 +62,10 @@ _KINDS: tuple[tuple[str, Arithmetic], ...] = (
 
 
 def peaks_of(gpu: str) -> Peaks | None:
-    """Those of a GPU by its name; None if it is not in the table."""
+    """The peaks of a GPU by name; None if the table lacks that GPU."""
     return next((peaks for name, peaks in _GPUS if name in gpu), None)
 
 
 def arithmetic_of(function: str) -> Arithmetic | None:
-    """What a kernel of matrix products or convolutions multiplies; None where its name does not say."""
+    """The arithmetic of a kernel of matrix products or convolutions; None where its name does not tell."""
     return next((kind for pattern, kind in _KINDS if re.search(pattern, function)), None)

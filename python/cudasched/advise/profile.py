@@ -36,8 +36,8 @@ _SHAPE = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in 
 _KEY = ["kind", "function", "identity", "graph", *_SHAPE, "dynamic_shared_bytes"]
 _WORK = ("bytes", "flops")
 OF_GAPS = ("pid", "thread", "device", "function", *_SHAPE, "submitted_ns", "start_ns", "duration_ns")
-"""What `gaps` and `submit_interval_ns` look at."""
-_OPTIONAL = {"module"}  # recordings of later versions have it
+"""The columns that `gaps` and `submit_interval_ns` read."""
+_OPTIONAL = {"module"}  # in recordings of later versions
 _OF_KERNEL = ["static_shared_bytes", "local_bytes", "registers", "max_threads", "blocks_per_sm"]
 _OTHERS = ["pid", "thread", "device", "submitted_ns", "start_ns", "duration_ns", "overlapped"]
 _PREFIX = "cudasched."
@@ -45,20 +45,20 @@ _PREFIX = "cudasched."
 
 @dataclass(frozen=True)
 class Run:
-    """What the data set says of the run as a whole.
+    """The data set's facts about the whole run.
 
     Attributes:
-        version: Of cudasched, when it was recorded.
-        gpu: Its name.
+        version: Of cudasched, at the recording.
+        gpu: The name.
         compute_capability: As "9.0".
         sm_count: 0 if not known.
         max_threads_per_sm: 0 if not known.
         timing: "cupti", "events", or "" if not known.
-        command: What ran, as a shell would take it.
+        command: The command line, in a shell's form.
         lost: Launches that were not recorded, for want of memory or disk.
         cut_short: Processes that did not come to their end.
-        whole_graphs: Graphs that beside a latency client are launched whole, by reason: how many, for how many ns the
-            longest is predicted to run, and its nodes. Empty if not known.
+        whole_graphs: Graphs that beside a latency client are launched whole, by reason: their number, the longest one's
+            predicted ns, and its nodes. Empty if not known.
     """
 
     version: str
@@ -79,7 +79,7 @@ class Group:
 
     Attributes:
         kind: "kernel" or "graph".
-        function: As the driver names it.
+        function: The driver's name.
         graph: Number of the executable graph, 0 for kernels.
         grid: Blocks.
         block: Threads.
@@ -97,7 +97,7 @@ class Group:
         predicted_ns: Of one launch, mean; None if nothing predicted them.
         idle_before_ns: Of the device before these launches but the first, together; None if none was timed.
         module: The file that the kernel was loaded from; empty if it is not known.
-        bytes: What a launch moves at least, mean; None if it is not known of all of them.
+        bytes: The least bytes that a launch moves, mean; None if not known of all launches.
         flops: Additions and multiplications of a launch, alike.
         typical_ns: Measured, of one launch, the median: without warm-up; None if none was timed.
     """
@@ -174,7 +174,7 @@ def _whole_graphs(text: str) -> dict[str, tuple[int, int, int]]:
 
 
 def metadata(table: pa.Table) -> Run:
-    """What the file says of its run; what it does not say is empty or 0."""
+    """The file's facts about its run; missing ones are empty or 0."""
     said = {
         key.decode(errors="replace").removeprefix(_PREFIX): value.decode(errors="replace")
         for key, value in (table.schema.metadata or {}).items()
@@ -234,11 +234,11 @@ def _first_of_its_kind(ran: pa.Table) -> pa.Array:
 
 
 def gaps(table: pa.Table) -> pa.Table:
-    """The timed launches, those of a device in the order in which they ran, with a column ``gap_ns``.
+    """The timed launches, those of a device in the order of execution, with a column ``gap_ns``.
 
-    That is how long the device stood idle before the launch, as far as this process tells. Null for the first; for the
-    first of each function and launch shape, whose code is loaded then, and where libraries try which of their kernels
-    is the fastest; and for gaps of more than `LONGEST_GAP_NS`.
+    The column is the device's idle time before the launch, as far as this process tells. Null for the first launch, and
+    for gaps of more than `LONGEST_GAP_NS`. Also for the first launch of each function and shape, whose code is loaded
+    then, and where libraries search for their fastest kernel.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

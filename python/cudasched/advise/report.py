@@ -1,4 +1,4 @@
-"""What `cudasched.advise` finds, as data: the documented, versioned schema of its JSON (docs/advise.md)."""
+"""The results of `cudasched.advise` as data: the documented, versioned schema of its JSON (docs/advise.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Affected(_Frozen):
 
 
 class Finding(_Frozen):
-    """One thing to change, and what it may gain."""
+    """One thing to change, and the possible gain."""
 
     rule: str = Field(description="Which rule found it; docs/advise.md lists them.")
     level: Level
@@ -104,7 +104,7 @@ class Kernel(_Frozen):
 
 
 class Function(_Frozen):
-    """All launches of one kernel function, whatever their shapes."""
+    """All launches of one kernel function, of all shapes."""
 
     function: str = Field(description="As the driver names it (mangled).")
     name: str

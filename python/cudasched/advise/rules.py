@@ -1,7 +1,7 @@
-"""The rules: what is wrong with a kernel's launch shape or with the program, why, what to do, and what it may gain.
+"""The rules: faults of a kernel's launch shape or of the program, their reasons, remedies and possible gains.
 
 Each rule is a pure function of one kernel. Gains are estimates from the launch shape alone: the kernel's code is not
-looked at. docs/advise.md says what each constant stands for.
+looked at. docs/advise.md explains each constant.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 WARNING_GAIN = 0.05
-"""What gains less is not worth a word."""
+"""Less gain is not worth a word."""
 CRITICAL_GAIN = 0.25
 CRITICAL_SHARE = 0.01
 """Of the run's device time: a kernel with less is never critical."""
@@ -87,11 +87,11 @@ _BOUND_LAUNCHES, _BOUND_IDLE, _BOUND_SHORT = 50, 0.3, 0.5
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel as the rules see it.
+    """A kernel for the rules.
 
     Attributes:
-        group: Its launches.
-        origin: Whose it is.
+        group: The kernel's launches.
+        origin: The owner.
         sm_count: Of the device; 0 if not known.
         max_warps_per_sm: 0 if not known.
         architecture: None if the compute capability is not in the table.
@@ -114,7 +114,7 @@ class Subject:
 
 
 def achieved(subject: Subject) -> Occupancy | None:
-    """What an SM holds of this kernel: blocks by the driver where it said so, else by our own arithmetic."""
+    """This kernel's blocks on an SM: the driver's number where known, else by our own arithmetic."""
     group, table = subject.group, subject.architecture
     if group.kind != "kernel" or group.threads < 1:
         return None
@@ -164,17 +164,17 @@ def _per_second(subject: Subject, amount: float | None) -> float | None:
 
 
 def bytes_per_s(subject: Subject) -> float | None:
-    """What a launch moves at least, over its measured time."""
+    """The least bytes that a launch moves, over its measured time."""
     return _per_second(subject, subject.group.bytes)
 
 
 def flops_per_s(subject: Subject) -> float | None:
-    """Its additions and multiplications, over its measured time."""
+    """The additions and multiplications, over the measured time."""
     return _per_second(subject, subject.group.flops)
 
 
 def peak_share(subject: Subject) -> float | None:
-    """How near it is to the peak of the memory or of its arithmetic, whichever is nearer.
+    """The kernel's share of the peak of the memory or of its arithmetic, whichever is higher.
 
     Operands that lie in the cache move faster than the memory could: not more than 1 is said.
     """
@@ -189,7 +189,7 @@ def peak_share(subject: Subject) -> float | None:
 
 
 def level_of(gain: float, share: float | None) -> Level:
-    """How bad it is: by what it may gain, and by the kernel's share of the run."""
+    """The level: by the possible gain, and by the kernel's share of the run."""
     if gain >= CRITICAL_GAIN and (share is None or share >= CRITICAL_SHARE):
         return "critical"
     return "warning" if gain >= WARNING_GAIN else "good"
@@ -212,12 +212,12 @@ def _microseconds(time_ns: float) -> str:
 
 
 def _by(origin: Origin) -> str:
-    """By what the user changes the shape, where that is not the launch itself."""
+    """The user's means to change the shape, where that is not the launch itself."""
     return f" (by {origin.how})" if origin.name != "own" and origin.how else ""
 
 
 def _finding(subject: Subject, rule: str, gain: float, reason: str, recommendation: str) -> Finding | None:
-    """With the gain cut to what the kernel can lose at all; None if too little is left."""
+    """A finding whose gain is cut to the time that the kernel can lose at all; None if too little is left."""
     each = subject.each_ns
     if each is not None:
         gain *= max(0.0, 1 - _FLOOR_NS / each) if each > 0 else 0.0
@@ -250,7 +250,7 @@ def _most_threads(subject: Subject) -> int:
 
 
 def _better_sizes(subject: Subject, table: Architecture) -> tuple[list[int], Occupancy] | None:
-    """The block sizes with the best occupancy, near the usual ones if they are among them, and that occupancy.
+    """The block sizes with the best occupancy, if possible near the usual ones, and that occupancy.
 
     Shared memory is taken to grow with the block.
     """
@@ -419,10 +419,10 @@ def _spills(subject: Subject) -> Finding | None:
 
 
 def _against_prediction(subjects: Sequence[Subject]) -> list[tuple[float, Subject]]:
-    """How many times what was predicted the libraries' kernels take, the least first.
+    """The ratios of the libraries' kernels' times to their predictions, the least first.
 
-    By the median of a kernel's launches, so that neither warm-up nor an interruption counts. Not of the user's own
-    kernels, of which the model knows too little, nor of what ran beside other launches.
+    By the median of a kernel's launches, so that neither warm-up nor an interruption counts. Without the user's own
+    kernels, of which the model knows too little, and without kernels that ran beside other launches.
     """
     found = []
     for subject in subjects:
@@ -451,12 +451,12 @@ def _affected(stakes: Sequence[tuple[Group, int]], name_of: Callable[[str], str]
 def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], str]) -> Finding | None:
     """A run that takes far longer than such launches took where the model was trained: one finding on the program.
 
-    What slows a GPU down slows all kernels. A single one that takes longer than predicted says something of the model
-    alone, which has not seen all shapes (`unknown_to_the_model`).
+    A slow GPU slows all kernels. A single kernel that takes longer than predicted shows only a gap of the model, which
+    has not seen all shapes (`unknown_to_the_model`).
 
     Args:
         subjects: All kernels of the run.
-        name_of: From a kernel as the driver names it to what a report calls it.
+        name_of: From the driver's name of a kernel to a report's.
     """
     against = _against_prediction(subjects)
     if len(against) < _SLOW_KERNELS:
@@ -480,7 +480,7 @@ def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], 
 
 
 def unknown_to_the_model(subjects: Sequence[Subject]) -> tuple[str, ...]:
-    """A note on kernels whose prediction is no measure, because the others take what was predicted; else nothing."""
+    """A note on kernels whose prediction is no measure, because the others match theirs; else nothing."""
     against = _against_prediction(subjects)
     slow = [subject for times, subject in against if times >= _SLOW]
     share = sum(subject.share or 0.0 for subject in slow)
@@ -494,7 +494,7 @@ def unknown_to_the_model(subjects: Sequence[Subject]) -> tuple[str, ...]:
 
 
 def _idle_at_stake(group: Group) -> int:
-    """Idle time before many launches that are shorter than it; 0 where they are not. Of library kernels too."""
+    """Idle time before many launches that are shorter than that time; else 0. Of library kernels too."""
     each = group.mean_ns
     if each is None or group.idle_before_ns is None or group.launches < _TINY_LAUNCHES or each >= _TINY_NS:
         return 0
@@ -508,7 +508,7 @@ def tiny_launches(subjects: Sequence[Subject], name_of: Callable[[str], str]) ->
 
     Args:
         subjects: All kernels of the run.
-        name_of: From a kernel as the driver names it to what a report calls it.
+        name_of: From the driver's name of a kernel to a report's.
     """
     at_stake = [
         (subject.group, _idle_at_stake(subject.group)) for subject in subjects if subject.group.kind == "kernel"
@@ -544,9 +544,9 @@ KERNEL_RULES: tuple[Rule, ...] = (_partial_warp, _low_occupancy, _small_grid, _t
 
 
 def find(subject: Subject) -> tuple[Finding, ...]:
-    """What is to be said of a kernel, the most time at stake first.
+    """The findings on a kernel, the most time at stake first.
 
-    Nothing on what the user cannot change, nor on graphs: one row holds many kernels.
+    None on kernels that the user cannot change, nor on graphs: one row holds many kernels.
     """
     if subject.group.kind != "kernel" or not subject.origin.changeable:
         return ()
@@ -559,7 +559,7 @@ LEVELS: tuple[Level, ...] = ("critical", "warning", "good", "not judged")
 
 
 def level(subject: Subject, findings: Sequence[Finding]) -> Level:
-    """Of a kernel: its worst finding's; without one, good only if the rules on launch shapes are meant for it."""
+    """A kernel's level: its worst finding's; without one, good only if the rules on launch shapes apply."""
     if findings:
         return min((finding.level for finding in findings), key=LEVELS.index)
     return "good" if subject.origin.changeable else "not judged"

@@ -76,15 +76,17 @@ _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
     ("lanes", 1, lambda _, kernel: _percent(kernel.block_efficiency)),
     ("of peak", 4, lambda _, kernel: _percent(kernel.peak_share)),
 )
-"""Title, importance, and the cell; a shape is the one with the most time. What is least important goes first where
-there is no room for names; 0: it never goes."""
+"""Title, importance, and the cell; a shape is the one with the most time.
+
+The least important columns go first where there is no room for names; 0: never.
+"""
 
 
 def _fitting(rows: Sequence[tuple[Function, Kernel]], columns: int, left_out: Collection[str]) -> list[int]:
     """The places in `_COLUMNS` of those that leave the names room.
 
     Args:
-        rows: What is shown.
+        rows: The rows to show.
         columns: Width of the terminal.
         left_out: Titles that are not wanted.
     """
@@ -123,7 +125,7 @@ def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
 
 
 def _estimate(finding: Finding) -> str:
-    """What a gain rests on."""
+    """The evidence for a gain."""
     made_for_it = "the advice helped a kernel made for it" if finding.shown else "not yet measured on a kernel"
     return f"an estimate, {made_for_it}:"
 
@@ -132,7 +134,7 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
     """The report for a terminal.
 
     Args:
-        report: What to show.
+        report: The report to show.
         columns: Width of the terminal; a narrow one gets fewer columns and the same advice.
         top: At most so many kernels; 0: all.
     """
@@ -200,10 +202,10 @@ def _of_function(number: int, function: Function, shapes: list[Kernel]) -> Rende
 
 
 def changes(found: Sequence[Change], *, top: int) -> RenderableType:
-    """What changed between two runs, for a terminal.
+    """The changes between two runs, for a terminal.
 
     Args:
-        found: What `cudasched.advise.diff` made of them.
+        found: The result of `cudasched.advise.diff`.
         top: At most so many kernels; 0: all.
     """
     table = Table(expand=False, box=None, pad_edge=False)

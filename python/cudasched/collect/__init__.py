@@ -36,11 +36,11 @@ class recording:  # noqa: N801  used like a function
     into a graph, are not recorded; a graph's launch is one row.
 
     Args:
-        path: The Parquet file. It is written on leaving; until then the launches are in ``<path>.journals``, where
+        path: The Parquet file, written at the block's end. Until then the launches are in ``<path>.journals``, where
             `read` finds them if the process is killed.
         timing: ``"cupti"``: the device's own times, by CUPTI, which admits one profiler at a time. ``"events"``: CUDA
             events around each launch, without CUPTI and coarser, calibrated with an empty kernel. ``"both"``: CUPTI's
-            times, and in a column ``elapsed_ns`` what two events around the launch gave, as the scheduler has it.
+            times, and in a column ``elapsed_ns`` the time between two events around the launch, as in the scheduler.
         capacity_mb: Most memory for launches that wait to be written, MiB; launches beyond it are lost, and counted.
 
     Attributes:
@@ -49,8 +49,8 @@ class recording:  # noqa: N801  used like a function
 
     Raises:
         HookError: On entry: the hook is not in this process.
-        Error: On entry: a recording runs already, CUPTI cannot be had, pyarrow is missing, or journals of a recording
-            that was never finished are in the way. On leaving: the data set cannot be written; the journals stay.
+        Error: On entry: a recording runs already, CUPTI is not available, pyarrow is missing, or journals of an
+            unfinished recording are in the way. At the end: the data set cannot be written; the journals stay.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> None:
@@ -104,7 +104,7 @@ class recording:  # noqa: N801  used like a function
 
 
 def label(text: str) -> None:
-    """Says what the process's launches are from here on: the column ``label``. ``""``: nothing in particular.
+    """Labels the process's launches from here on, in the column ``label``. ``""``: no label.
 
     Labels are for kinds of work, "gemm|4096x4096x512|bf16|forward", not for single launches: there may be about a
     million different ones a process.

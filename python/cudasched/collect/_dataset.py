@@ -31,7 +31,7 @@ def arrow() -> Any:
     """The module ``pyarrow``.
 
     Raises:
-        Error: It is not installed.
+        Error: pyarrow is not installed.
     """
     try:
         import pyarrow
@@ -42,7 +42,7 @@ def arrow() -> Any:
 
 
 def schema(timing: str = "") -> pa.Schema:
-    """The columns, without metadata, of a data set timed so. docs/dataset.md says what each is."""
+    """The columns, without metadata, of a data set timed so. docs/dataset.md explains each."""
     pa = arrow()
     text = pa.dictionary(pa.int32(), pa.string())
     numbers = {
@@ -134,7 +134,7 @@ def journals_of(path: Path) -> Path:
 
 
 def _metadata(summaries: Sequence[Summary]) -> dict[str, str]:
-    """Of the file: the first journal's GPU, and what all of them lost."""
+    """The file's metadata: the first journal's GPU, and the losses of all journals."""
     metas = [summary.meta for summary in summaries if summary.meta]
     first = metas[0] if metas else {}
     gpu = (first.get("devices") or [{}])[0]
@@ -195,12 +195,11 @@ def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
 
     Args:
         directory: Of the journals.
-        output: The data set that they become.
-        new: It must not be there yet.
+        output: The data set of these journals.
+        new: The directory must not exist yet.
 
     Raises:
-        Error: Another process records into it, it was left by a collection that was never finished, or it cannot be
-            made.
+        Error: Another process records into the directory, an unfinished collection left it, or it cannot be made.
     """
     there = False
     if new:
@@ -241,9 +240,9 @@ def convert(directory: Path, output: Path | Output) -> dict[str, str]:
     """Makes a data set of the journals in a directory, with memory for one row group.
 
     Args:
-        directory: Where the journals are; they stay.
-        output: The Parquet file; it appears when it is whole, in place of what was there. If there are no launches,
-            none is written, and what was there stays; a stream gets one without rows.
+        directory: Of the journals, which stay.
+        output: The Parquet file, which appears when whole and replaces an earlier one. Without launches, none is
+            written, and an earlier file stays; a stream gets one without rows.
 
     Returns:
         The file's metadata, "rows", and "kept" if the file is the one that was there before.
@@ -288,7 +287,7 @@ def _table(batches: Sequence[pa.RecordBatch], form: pa.Schema) -> pa.Table:
 
 @contextlib.contextmanager
 def _writer(path: Path, form: pa.Schema) -> Iterator[Any]:
-    """A writer of a file with checksums of its pages and of its metadata."""
+    """A writer of a file with checksums of pages and metadata."""
     arrow()
     import pyarrow.parquet as pq
 
@@ -308,9 +307,9 @@ def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[st
         cudasched.collect.write(chosen, "long.parquet", like=table)
 
     Args:
-        rows: A table of pyarrow, pandas, polars or DuckDB, or whatever else exports an Arrow stream, with the columns
-            of `schema`. Types that a tool has changed are changed back; other columns are left out.
-        path: The Parquet file; what was there is replaced.
+        rows: A table of pyarrow, pandas, polars or DuckDB, or any other object that exports an Arrow stream, with the
+            columns of `schema`. Types that a tool has changed are changed back; other columns are left out.
+        path: The Parquet file; an earlier one is replaced.
         like: The recording that the rows are of, a path or a table, whose metadata the file gets. None: the rows have
             it still, as a filtered ``pyarrow.Table`` has.
 
@@ -380,8 +379,8 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     """Reads a data set of recorded launches.
 
     Args:
-        path: A Parquet file of `recording` or ``cudasched collect``. If it was never finished, because its writer was
-            killed, what its journals hold is read.
+        path: A Parquet file of `recording` or ``cudasched collect``. If the file was never finished, because its writer
+            was killed, its journals are read.
 
     Returns:
         One row a launch, with the columns of docs/dataset.md; the metadata is the schema's.
@@ -425,13 +424,13 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
         raise Error(f"there is no data set at {file}, nor journals at {journals}") from None
     except MemoryError:
         raise Error(f"{file} cannot be read: it needs more memory than there is, or it is damaged") from None
-    except Exception as error:  # pyarrow has no one class for what a damaged file makes it raise
+    except Exception as error:  # pyarrow has no common class for the errors of a damaged file
         why = getattr(error, "strerror", None) or _first_line(error)
         raise Error(f"{file} is no data set of launches, or is damaged: {why}; record it again") from None
     wrong = _wrong(table) or ("" if whole else "its numbers of rows and values do not agree")
     if wrong:
         raise Error(f"{file} is damaged: {wrong}; record it again")
-    # Rows that are chosen of the table are not what the seal is of.
+    # The seal does not hold for rows chosen from the table.
     return table.replace_schema_metadata({key: value for key, value in form.metadata.items() if key != _SEAL})
 
 
@@ -457,7 +456,7 @@ _NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed")
 
 
 def _wrong(table: pa.Table) -> str:
-    """What a damaged footer may have changed, and no checksum of a page shows; empty: nothing."""
+    """The faults of a damaged footer that no checksum of a page shows; empty: none."""
     pa = arrow()
     wrong = ""
     for entry in schema():
@@ -486,6 +485,6 @@ _SEAL = b"cudasched.seal"
 
 
 def _seal(metadata: Mapping[bytes, bytes], rows: int | None = None) -> bytes:
-    """A checksum of the metadata, which stand where no page's checksum is; earlier files have their rows in it."""
+    """A checksum of the metadata, which no page's checksum covers; earlier files' checksums have the rows, too."""
     items = sorted((key, value) for key, value in metadata.items() if key.startswith(b"cudasched.") and key != _SEAL)
     return b"%08x" % zlib.crc32(repr(items if rows is None else (items, rows)).encode())

@@ -1,7 +1,7 @@
 """Reads the journals into which processes write their launches (``csrc/telemetry/journal.hpp``, docs/dataset.md).
 
-A journal is whole up to its last block, however its process ended: what comes after the first block that is cut short
-or damaged is left out.
+A journal is whole up to its last block for any end of its process. The first block that is cut short or damaged, and
+all later ones, are left out.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Rows:
         rows: One `ROW` each.
         words: The parameter blocks, one after the other, `word_count` each.
         pointers: Indices of words that were pointers, `pointer_count` a row.
-        elapsed: What two events around each launch gave, ns; -1 is nothing. None: none were recorded.
+        elapsed: The time between two events around each launch, ns; -1: no time. None: none were recorded.
     """
 
     rows: NDArray[np.void]
@@ -83,14 +83,14 @@ class Rows:
 
 @dataclass
 class Journal:
-    """What a journal has said so far, while `blocks` runs over it.
+    """A journal's content so far, while `blocks` reads.
 
     Attributes:
         path: The file.
-        meta: Of its process, devices and timing.
+        meta: Of the process, devices and timing.
         functions: Kernels' names by number.
         labels: Labels by number.
-        end: What the process said when it ended; empty if the journal is cut short.
+        end: The process's record at its end; empty if the journal is cut short.
     """
 
     path: Path
@@ -139,9 +139,9 @@ class Summary:
 
     Attributes:
         path: The file.
-        meta: Of its process, devices and timing; empty if it has not come that far.
-        end: What the process said when it ended; empty if the journal is cut short, or still written.
-        rows: Launches in whole blocks. Their checksums are not looked at.
+        meta: Of its process, devices and timing; empty if the journal ends earlier.
+        end: The process's record at its end; empty if the journal is cut short, or still written.
+        rows: Launches in whole blocks. Checksums are not verified.
     """
 
     path: Path
@@ -198,7 +198,7 @@ def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
     _read_header(file, path)
     while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
         magic, kind, length, count, crc = _BLOCK.unpack(head)
-        # The checksum is of what follows the header; a damaged header shows in what it says.
+        # The checksum is of the data after the header; a damaged header shows in its fields.
         if magic != _BLOCK_MAGIC or kind not in _KINDS or length > _MOST_BYTES:
             return
         payload = file.read(length)

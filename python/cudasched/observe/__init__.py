@@ -1,8 +1,8 @@
-"""What cudasched does, for people and for monitoring: metrics, in Python and for Prometheus and OpenTelemetry.
+"""cudasched's metrics, for people and for monitoring: in Python and for Prometheus and OpenTelemetry.
 
-`metrics` says what this process has counted, `clients` what every client on this machine has; `prometheus` and
-`opentelemetry` export both by the names of `names`. ``docs/metrics.md`` has them all. ``prometheus-client``,
-``nvidia-ml-py`` and OpenTelemetry's SDK are extras, loaded when used.
+`metrics` has this process's counters, `clients` those of every client on this machine; `prometheus` and `opentelemetry`
+export both by the names of `names`. ``docs/metrics.md`` lists all. ``prometheus-client``, ``nvidia-ml-py`` and
+OpenTelemetry's SDK are extras, loaded when used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What NVML says of the GPUs, and who is on them that is not among the clients of a run directory.
+"""NVML's facts about the GPUs, and their processes that are not clients of a run directory.
 
-NVML numbers processes as the host does and knows nothing of pid namespaces. Where a process is seen in ``/proc``, the
-client table that it has mapped says whether it is a client, whatever its pid namespace; where it is not (this process
-is in a container itself), nothing is known of it but its memory, which is then said to be unaccounted for.
+NVML numbers processes as the host does and knows nothing of pid namespaces. Where a process is seen in ``/proc``, its
+mapped client table shows whether it is a client, in any pid namespace. Where it is not seen (this process is in a
+container itself), only its memory is known, and counts as unaccounted for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MPS_SERVER = "nvidia-cuda-mps"
 _T = TypeVar("_T")
 _MOST_CLIENTS = 4096
 _clients: set[tuple[int, int, int]] = set()
-"""Processes that are known to be clients: pid, when they were started, and their table's inode."""
+"""Processes that are known to be clients: pid, time of start, and the table's inode."""
 _begun_by: int | None = None
 """The process that has begun NVML; a child begins it anew."""
 
@@ -36,10 +36,9 @@ class Foreign:
 
     Attributes:
         pid: As this process's pid namespace numbers it.
-        name: Of its program.
-        memory_bytes: What it has on the GPU; None: NVML does not say.
-        elsewhere: It runs under cudasched, with another run directory: it and the clients here do not know of each
-            other.
+        name: Of the program.
+        memory_bytes: Its memory on the GPU; None: unknown to NVML.
+        elsewhere: It runs under cudasched, with another run directory, and so is not coordinated with the clients here.
     """
 
     pid: int
@@ -50,7 +49,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class GpuShare:
-    """What one class has of a GPU.
+    """One class's use of a GPU.
 
     Attributes:
         client_class: ``latency``, ``normal``, ``best_effort``; ``mixed``: of processes with clients of several;
@@ -66,7 +65,7 @@ class GpuShare:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as NVML sees it; None stands for what this GPU or driver does not say.
+    """One GPU, as NVML sees it; None stands for a value that this GPU or driver does not give.
 
     Attributes:
         uuid: Of the GPU.
@@ -79,8 +78,8 @@ class Gpu:
         unaccounted_bytes: Memory of processes that cannot be told from here, because they are in pid namespaces that
             this process does not see.
         shares: By class.
-        sm_ratios: Of each client, by the pid that its own pid namespace gives it: the share of the last moments in
-            which its kernels ran, 0 to 1, of any class. Clients of which NVML says nothing are missing.
+        sm_ratios: Of each client, by the pid in its own pid namespace: the share of the last moments in which its
+            kernels ran, 0 to 1, of any class. Clients without a value of NVML are missing.
     """
 
     uuid: str
@@ -96,7 +95,7 @@ class Gpu:
 
 
 def _said(call: Callable[[], _T]) -> _T | None:
-    """NVML's answer; None where it has none, for whatever reason: this is for show."""
+    """NVML's answer; None where there is none, for any reason: this is for show."""
     try:
         return call()
     except Exception:
@@ -130,8 +129,8 @@ def _name_of(pid: int) -> str:
 def _is_client(pid: int, table: Path) -> bool | None:
     """Whether the process is a client of this table; None: it uses another table of the same GPU.
 
-    A process that has mapped the table is not looked at again: that takes milliseconds where it has thousands of
-    mappings, and a scrape looks at all processes of all GPUs.
+    A process that has mapped the table is not examined again. That takes milliseconds for one with thousands of
+    mappings, and a scrape examines all processes of all GPUs.
     """
     try:
         inode = table.stat().st_ino
@@ -160,7 +159,7 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
     if handle is None:
         return None
     memory = _said(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2)) or _said(
-        lambda: nvml.nvmlDeviceGetMemoryInfo(handle)  # before driver 510: with what the driver keeps for itself
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle)  # before driver 510: with the driver's own memory
     )
     used = None if memory is None else int(memory.used)
     rates = _said(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
@@ -190,7 +189,7 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
             whose = next(iter(classes)) if len(classes) == 1 else "mixed"
         else:
             whose = "foreign"
-            if not name.startswith(_MPS_SERVER):  # its memory is that of its clients' common context
+            if not name.startswith(_MPS_SERVER):  # a server's memory is that of its clients' common context
                 foreign.append(Foreign(pid, name, has, elsewhere=member is None))
         memory_of[whose] = memory_of.get(whose, 0) + (has or 0)
         if pid in busy:
@@ -214,11 +213,11 @@ def _gpu(nvml: Any, device: Device, clients: dict[int, set[str]]) -> Gpu | None:
 
 
 def gpus(devices: Iterable[Device], processes: Iterable[Process]) -> dict[str, Gpu]:
-    """What NVML says of GPUs, by UUID; nothing where nvidia-ml-py or the NVIDIA driver is not installed.
+    """NVML's facts about GPUs, by UUID; empty where nvidia-ml-py or the NVIDIA driver is not installed.
 
     Args:
-        devices: The GPUs, as `clients` found them.
-        processes: Their clients.
+        devices: The GPUs, from `clients`.
+        processes: The clients of these.
     """
     devices, processes = list(devices), list(processes)
     nvml = _nvml() if devices else None
@@ -239,7 +238,7 @@ def gpus(devices: Iterable[Device], processes: Iterable[Process]) -> dict[str, G
 
 
 def _nvml() -> Any:
-    """NVML, begun. It stays so: to begin it takes tens of milliseconds. None where it is not installed."""
+    """NVML, initialised for good, as the start takes tens of milliseconds. None where nvidia-ml-py is missing."""
     global _begun_by
     try:
         import pynvml as nvml
@@ -253,20 +252,20 @@ def _nvml() -> Any:
 
 
 def _end(nvml: Any) -> None:
-    """So that it begins anew: it knows none of the GPUs, for one because the driver was loaded anew."""
+    """So that NVML begins anew: it finds none of the GPUs, for example after the driver was loaded anew."""
     global _begun_by
     _said(lambda: nvml.nvmlShutdown() or True)
     _begun_by = None
 
 
 def with_gpus(devices: list[Device], processes: list[Process]) -> list[Device]:
-    """The devices with what NVML says of them."""
+    """The devices with NVML's facts."""
     known = gpus([device for device in devices if device.uuid], processes)
     return [replace(device, gpu=known.get(device.uuid)) for device in devices]
 
 
 def of_status(devices: Iterable[StatusDevice]) -> tuple[list[Device], list[Process]]:
-    """What `cudasched.status` has read, in the form of `clients`, without what the processes have counted."""
+    """The data of `cudasched.status` in the form of `clients`, without the processes' counters."""
     found: dict[object, list[tuple[str, Client]]] = {}
     listed = []
     for device in devices:

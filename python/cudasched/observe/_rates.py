@@ -1,4 +1,4 @@
-"""What changed between two looks at all clients: the rows of `cudasched top`. Pure: no clock, no file."""
+"""The changes between two looks at all clients: the rows of `cudasched top`. Pure: no clock, no file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Look", "Row", "rows"]
 
 @dataclass(frozen=True)
 class Look:
-    """What was read at one moment.
+    """The data of one moment.
 
     Attributes:
         at_s: On a clock that does not go back.
         devices: The GPUs.
-        processes: Their clients.
+        processes: The clients of these.
     """
 
     at_s: float
@@ -30,14 +30,14 @@ class Row:
     """One process; rates and percentiles are of the time between the two looks, None where nothing happened.
 
     Attributes:
-        number: The process's own (`Process.number`), or of its first slot where it has said none.
-        pid: As its own pid namespace numbers it.
+        number: The process's own (`Process.number`), or of its first slot where none is set.
+        pid: In the process's own pid namespace.
         name: Of the program.
-        classes: Of its clients.
-        priority: The highest of its clients.
+        classes: Of the clients.
+        priority: The highest of the clients.
         state: ``active``, ``waiting``, ``overdue 12 s``, ``idle``.
-        sm_ratio: The share of the last moments in which its kernels ran, of any class, as the driver samples it, summed
-            over its GPUs; None: the driver does not say.
+        sm_ratio: The share of the last moments in which kernels of any class ran, sampled by the driver and summed over
+            the GPUs; None: unknown to the driver.
         best_effort_ratio: Predicted GPU seconds of its best effort that completed, a second.
         closed_ratio: The share of the time in which its latency work held the gate closed.
         launches_per_s: Of all classes.
@@ -48,9 +48,9 @@ class Row:
         in_flight_ms: Predicted GPU time still to run.
         past_gate: Launches that went as normal on streams of best effort, ever.
         process_class: Of launches that no region and no stream decides.
-        weight: Multiplies its share among best-effort clients.
-        policy: What decides over its best-effort launches.
-        memory_bytes: What it holds of all GPUs, as the driver was asked for it.
+        weight: Multiplies the share among best-effort clients.
+        policy: The policy for best-effort launches.
+        memory_bytes: Memory on all GPUs, by its requests to the driver.
     """
 
     number: int

@@ -9,7 +9,7 @@
 
 The program chooses the SDK, its reader and exporter; this asks for its API alone. Everything is read from the client
 tables when the reader collects. A histogram is three counters, ``..._bucket`` with the attribute ``le``, ``..._sum``
-and ``..._count``, because OpenTelemetry has no instrument for one that was counted elsewhere.
+and ``..._count``. OpenTelemetry has no instrument for a histogram that was counted elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _FRESH_S = 0.2
-"""One collection asks for each metric by itself: so long, what the tables said is taken for all of them."""
+"""One collection asks for each metric by itself: so long, one read of the tables serves all metrics."""
 
 _UNITS = {"seconds": "s", "bytes": "By", "hertz": "Hz", "watts": "W", "ratio": "1", "": "1"}
 

@@ -91,11 +91,11 @@ class ClientsCollector:
         self._directory = directory
 
     def describe(self) -> list[Metric]:
-        """What it exports, without a value."""
+        """The exported metrics, without values."""
         return [_family(self._core, exported, iter(())) for exported in exports()]
 
     def collect(self) -> Iterator[Metric]:
-        """What the tables say now.
+        """The tables' present values.
 
         A client that dies meanwhile is in it or is not; a table that cannot be read is 0 in
         ``cudasched_gpu_table_readable``.
@@ -172,7 +172,7 @@ _OWN = (
 
 
 def text(directory: str | os.PathLike[str] | None = None) -> str:
-    """What a scrape gets, in Prometheus's text format: as prometheus-client writes it, in a third of the time.
+    """A scrape's answer, in Prometheus's text format: as prometheus-client's, in a third of the time.
 
     Args:
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
@@ -197,7 +197,7 @@ class _Quiet(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def setup(self) -> None:
-        """The connection ends after a while, whatever has come by then."""
+        """The connection ends after a while, at any state."""
         super().setup()
         self._end = threading.Timer(_REQUEST_S, self._shut)
         self._end.daemon = True
@@ -220,7 +220,7 @@ class Server:
     """An HTTP server of the metrics at ``/metrics``, on a thread of its own.
 
     Args:
-        host: The address that it listens on.
+        host: The address to listen on.
         port: 0: any that is free.
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
 

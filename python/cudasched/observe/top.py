@@ -41,11 +41,11 @@ class _Column:
     """One column.
 
     Attributes:
-        title: Its heading.
-        text: What a row has there.
+        title: The heading.
+        text: A row's cell.
         order: By which rows are sorted.
-        rank: From which width of the terminal on it is shown, characters. Where long cells leave no room, those of the
-            greatest rank go; those of 0 stay.
+        rank: The least width of the terminal that shows the column, characters. Where long cells leave no room, columns
+            of the greatest rank go; those of 0 stay.
         descends: The greatest come first.
     """
 
@@ -130,7 +130,7 @@ class Top(App[int]):
         self._paused = False
         self._sorted = "GPU %"
         self._reversed = False
-        self._shown: list[Row] = []  # as the table has them
+        self._shown: list[Row] = []  # in the table's order
         self._said = ""  # of the last change
 
     def compose(self) -> ComposeResult:
@@ -161,7 +161,7 @@ class Top(App[int]):
         self._show()
 
     def action_pause(self) -> None:
-        """What is shown stays."""
+        """Freezes the display."""
         self._paused = not self._paused
         self._show()
 

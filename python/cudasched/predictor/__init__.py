@@ -1,12 +1,12 @@
-"""How long a launch takes, said before it runs: trees trained on recorded launches, and why they say so.
+"""Predictions of a launch's time before the run: trees trained on recorded launches, and explanations.
 
 ::
 
     import cudasched.predictor
 
-    durations_ns = cudasched.predictor.predict("data.parquet")  # what `cudasched collect` wrote
+    durations_ns = cudasched.predictor.predict("data.parquet")  # of `cudasched collect`
     reasons = cudasched.predictor.explain("data.parquet")
-    reasons.top(0)  # what made the first launch as long as it was predicted
+    reasons.top(0)  # the reasons for the first launch's predicted time
 
     cudasched.predictor.outlook("data.parquet")  # time, occupancy, use of the SMs, bytes/s and FLOP/s of each launch
 
@@ -16,9 +16,8 @@
     cudasched.predictor.train("data.parquet")  # and into use; see `cudasched train`
 
 Rows of features are float32 of shape (launches, features), NaN where a value is missing; durations are ns. The trees
-are those that the scheduler asks, walked by the same code: a prediction here is the one of the launch path before what
-the scheduler learns while it runs corrects it. Needs numpy, and pyarrow for recordings:
-``pip install 'cudasched[predictor]'``.
+are the scheduler's, walked by the same code. A prediction here is that of the launch path, without the corrections that
+the scheduler learns as it runs. Needs numpy, and pyarrow for recordings: ``pip install 'cudasched[predictor]'``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each feature adds to a prediction."""
+"""Each feature's contribution to a prediction."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Contributions:
     """Shapley values of the trees (TreeSHAP, path-dependent), exact, in double precision.
 
     A row's values and the bias add up to its margin, the natural logarithm of the predicted duration in ns. So a
-    feature multiplies the prediction by `factors`: 2.0 doubled it against what the model says of the mean launch.
+    feature multiplies the prediction by `factors`: 2.0 doubled it against the model's mean launch.
 
     Attributes:
         feature_names: A name for each column of `values`.
         values: Shape (launches, features), added to the logarithm.
-        bias: What the model says of the mean launch that it was trained on, as a logarithm.
+        bias: The model's prediction of the mean training launch, as a logarithm.
     """
 
     feature_names: tuple[str, ...]

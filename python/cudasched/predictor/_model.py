@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
     from cudasched.predictor import _onnx
 
-    #: A recording (a path, or its table with its metadata), or rows of features of shape (launches, features).
+    #: A recording (a path, or a table with metadata), or rows of features of shape (launches, features).
     Launches: TypeAlias = str | os.PathLike[str] | pa.Table | ArrayLike
 
 __all__ = ["Model"]
 
 
 class Model:
-    """Gradient-boosted trees over a launch's features; their margin is the natural logarithm of its duration in ns.
+    """Gradient-boosted trees over a launch's features; the margin is the natural logarithm of the duration in ns.
 
     Immutable, and safe to ask from several threads; batches are walked without the GIL.
     """
 
     def __init__(self, source: str | os.PathLike[str] | bytes, *, isa: str | None = None) -> None:
-        """Reads what XGBoost 2.1 to 3.x saves (JSON or UBJSON), or what `save` wrote.
+        """Reads a model of XGBoost 2.1 to 3.x (JSON or UBJSON), or of `save`.
 
         Rows that the model carries are replayed: one other bit in a margin, and it is refused.
 
@@ -42,7 +42,8 @@ class Model:
             isa: One of `isas`; None is the fastest that this processor and the model allow.
 
         Raises:
-            ModelError: It cannot be read, is broken, or holds what is not supported; says what and where.
+            ModelError: The model cannot be read, is broken, or has an unsupported part; the message names the fault and
+                its place.
             HookError: The package was not built.
             Error: numpy is not installed.
         """
@@ -61,14 +62,15 @@ class Model:
         Args:
             booster: An ``xgboost.Booster`` or a fitted ``xgboost.XGBRegressor``, trained on the natural logarithm of
                 the duration in ns. Objectives: squared, absolute, pseudo-Huber or one quantile's error. Of a regressor
-                that was stopped early, the trees up to its best iteration are taken, as by its own ``predict``; of a
-                Booster all trees, likewise: ``booster[: booster.best_iteration + 1]`` are those up to its best.
+                that was stopped early, the trees up to its best iteration are taken, as by its own ``predict``. Of a
+                Booster all trees are taken, as by its own; ``booster[: booster.best_iteration + 1]`` are those up to
+                the best.
             replay: Rows, shape (n, features), that the saved model is to carry with XGBoost's margins for them. At each
                 load, the machine is then checked to compute the same.
 
         Raises:
             ModelError: The model is of a kind that is not supported, or its margins are not XGBoost's.
-            TypeError: It is no XGBoost model.
+            TypeError: `booster` is no XGBoost model.
         """
         get_booster = getattr(booster, "get_booster", None)
         best = getattr(booster, "best_iteration", None) if get_booster is not None else None
@@ -89,9 +91,9 @@ class Model:
         """A model in ONNX: one input of float32 rows, one output with the natural logarithm of the duration in ns.
 
         A TreeEnsembleRegressor by itself (XGBoost's, LightGBM's and scikit-learn's converted regressors) becomes trees
-        that are walked here: exactly as its float32 attributes say, leaves added in the file's order. `save` writes a
-        file of them that the scheduler takes. Any other graph is run by ONNX Runtime, where it is installed, in Python
-        alone: the scheduler does not take it, and it is not explained (`isa` is "onnxruntime").
+        that are walked here. They follow its float32 attributes exactly, with leaves added in the file's order. `save`
+        writes a file of them that the scheduler takes. An installed ONNX Runtime runs any other graph, in Python alone
+        (`isa` is "onnxruntime"). The scheduler does not take such a model, and `explain` does not explain it.
 
         Args:
             source: A file, or a file's content.
@@ -99,7 +101,7 @@ class Model:
         Raises:
             ModelError: It is no ONNX model, is damaged, or has operators that nothing here runs; says which.
             Error: onnx is not installed: ``pip install 'cudasched[onnx]'``.
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         numpy()
         hook.load_core()
@@ -122,15 +124,15 @@ class Model:
     def to_onnx(self, path: str | os.PathLike[str] | None = None) -> bytes:
         """The model as an ONNX file: one TreeEnsembleRegressor (ai.onnx.ml 3), whose output is the margin.
 
-        The file says names of features, architecture and GPU among its properties. `from_onnx` gives the same bits for
-        it; another runtime may add the leaves in another order, and differ in the last digits.
+        The file has names of features, architecture and GPU among its properties. `from_onnx` gives the same bits for
+        this file; another runtime may add the leaves in another order, and differ in the last digits.
 
         Args:
             path: Where it is written too; None: nowhere.
 
         Raises:
             Error: onnx is not installed: ``pip install 'cudasched[onnx]'``.
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         from cudasched.predictor import _onnx
 
@@ -168,12 +170,12 @@ class Model:
 
     @property
     def isa(self) -> str:
-        """What walks the trees: avx512vbmi, avx2, portable, nodes (trees deeper than 8); or onnxruntime."""
+        """The code that walks the trees: avx512vbmi, avx2, portable, nodes (trees deeper than 8); or onnxruntime."""
         return self._trees.isa
 
     @property
     def isas(self) -> tuple[str, ...]:
-        """What could: this processor and this model allow it."""
+        """The codes that could: those that this processor and this model allow."""
         return tuple(self._trees.isas())
 
     def margins(self, rows: ArrayLike) -> NDArray[float32]:
@@ -191,8 +193,8 @@ class Model:
         """Durations in ns, shape (launches,).
 
         Args:
-            launches: A recording, as a path or a ``pyarrow.Table`` with its metadata, or rows of features of shape
-                (launches, features). A graph launch of a recording has no features: its duration is NaN.
+            launches: A recording, as a path or a ``pyarrow.Table`` with metadata, or rows of features of shape
+                (launches, features). A graph launch of a recording has no features, and a duration of NaN.
 
         Raises:
             ModelError: Rows of another shape, or a recording where the model was not trained on the features that
@@ -207,7 +209,7 @@ class Model:
         return durations
 
     def explain(self, launches: Launches) -> Contributions:
-        """What each feature adds to each prediction; a fraction of a millisecond each.
+        """Each feature's contribution to each prediction; a fraction of a millisecond each.
 
         Args:
             launches: As `predict` takes them. The values of a graph launch are NaN.
@@ -218,7 +220,7 @@ class Model:
         """
         rows, known = self._features(launches)
         values = self._trees.contributions(_rows(rows))
-        # The bias is the model's, whatever the row.
+        # The bias is the model's, the same for all rows.
         bias = float(self._trees.contributions(numpy().full((1, self._trees.features), numpy().nan, "float32"))[0, -1])
         values = values[:, :-1]
         if known is not None:
@@ -229,7 +231,7 @@ class Model:
         """Writes the file that was read, or the booster's, with the rows that it carries.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         Path(path).write_bytes(self._saved)
 

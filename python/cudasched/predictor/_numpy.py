@@ -1,4 +1,4 @@
-"""numpy, where it is first needed: importing cudasched must not import it, and the base installation has none."""
+"""numpy, imported at the first need: importing cudasched must not import numpy, and the base installation has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def numpy() -> ModuleType:
     """The module numpy.
 
     Raises:
-        Error: It is not installed.
+        Error: numpy is not installed.
     """
     try:
         import numpy as module

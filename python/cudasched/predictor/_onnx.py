@@ -1,8 +1,8 @@
 """Models in ONNX: the trees as a TreeEnsembleRegressor of the domain ai.onnx.ml, and back.
 
-What is written has one operator: BRANCH_LT at each split, missing values where the model sends them, sums of float32.
-What is read natively is the same with any of the four orders (a row goes left where it is less, in float32; the other
-three are turned into that without another result). All else is a model of ONNX Runtime's.
+A written model has one operator: BRANCH_LT at each split, missing values on the model's side, sums of float32. A model
+that is read natively is the same with any of the four orders. (A row goes left where it is less, in float32; the other
+three orders are converted exactly.) All else is a model of ONNX Runtime's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "from_onnx", "to_onnx"]
 
 ML = "ai.onnx.ml"
-#: Of the operators that are written; what ONNX Runtime has had since 2021.
+#: Of the written operators; in ONNX Runtime since 2021.
 OPSET, ML_OPSET, IR_VERSION = 15, 3, 8
 LEAF = "LEAF"
 ORDERS = ("BRANCH_LT", "BRANCH_LEQ", "BRANCH_GT", "BRANCH_GTE")
@@ -90,13 +90,13 @@ def to_onnx(trees: Any, names: tuple[str, ...]) -> bytes:
 
 
 def from_onnx(source: str | os.PathLike[str] | bytes) -> tuple[bytes | None, Session | None]:
-    """What the file holds: an XGBoost document of trees that are walked natively, or a session of ONNX Runtime.
+    """The file's model: an XGBoost document of trees that are walked natively, or a session of ONNX Runtime.
 
     Raises:
-        ModelError: It is no ONNX model, does not hold together, has no single output of a value a row, or has
-            operators that nothing here runs; says which.
+        ModelError: The file is no ONNX model, is inconsistent, has no single output of a value a row, or has operators
+            that nothing here runs. The message names these.
         Error: onnx is not installed.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     onnx = _onnx()
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
@@ -106,7 +106,7 @@ def from_onnx(source: str | os.PathLike[str] | bytes) -> tuple[bytes | None, Ses
         if not model.ByteSize() or not model.graph.node:
             raise ValueError("it holds no graph with an operator")
         onnx.checker.check_model(model)
-    except Exception as error:  # protobuf's, the checker's, and what a damaged file makes them raise
+    except Exception as error:  # errors of protobuf and the checker, and any from a damaged file
         raise ModelError(f"{name} is no ONNX model, or is damaged: {_first_line(error)}") from None
     about = {entry.key: entry.value for entry in model.metadata_props}
     why: str | None = None
@@ -116,7 +116,7 @@ def from_onnx(source: str | os.PathLike[str] | bytes) -> tuple[bytes | None, Ses
         except _NotNativeError as error:
             why = str(error)
     else:
-        # Domains are short words; what the file says of them need not be.
+        # Domains are short words; those in the file need not be.
         operators = sorted({f"{node.domain}:{node.op_type}"[:60].lstrip(":") for node in model.graph.node})
         more = f" and {len(operators) - 8} more" if len(operators) > 8 else ""
         why = f"its operators are {', '.join(operators[:8])}{more}, and TreeEnsembleRegressor alone is walked natively"
@@ -127,10 +127,11 @@ class Session:
     """A model that ONNX Runtime runs: any graph with one input of float32 rows and one output of a value a row."""
 
     def __init__(self, content: bytes, about: dict[str, str], name: str, why: str) -> None:
-        """Opens it.
+        """Opens the session.
 
         Raises:
-            ModelError: ONNX Runtime is not installed, refuses it, or its input and output are of another form.
+            ModelError: ONNX Runtime is not installed, refuses the model, or the model's input and output are of another
+                form.
         """
         try:
             import onnxruntime
@@ -168,7 +169,7 @@ class Session:
     isa = "onnxruntime"
 
     def isas(self) -> list[str]:
-        """What can run it."""
+        """The codes that can run the model."""
         return [self.isa]
 
     def contributions(self, rows: NDArray[float32]) -> NDArray[Any]:
@@ -187,7 +188,7 @@ class Session:
             return numpy().zeros(0, numpy().float32)  # type: ignore[no-any-return]
         try:
             (values,) = self._session.run([self._output], {self._input: rows})
-        except Exception as error:  # as when it is opened
+        except Exception as error:  # as for an open session
             raise ModelError(f"{self._name} cannot be run: ONNX Runtime says: {_first_line(error)}") from None
         if values.size != len(rows):
             raise ModelError(f"{self._name} gives {values.shape} values for {len(rows)} rows; one a row is needed")
@@ -279,7 +280,7 @@ def _document(model: Any, about: dict[str, str], name: str) -> bytes:
         leaves[at] = float(weight)
 
     def tree_of(number: int, tree: int, nodes: list[int]) -> dict[str, Any]:
-        # The root first, then each node behind its parent; XGBoost's arrays count from it.
+        # The root first, then each node behind its parent; XGBoost's arrays count from the root.
         child = {
             (tree, columns[key][at])
             for at in nodes

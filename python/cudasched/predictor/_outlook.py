@@ -22,20 +22,20 @@ __all__ = ["Outlook", "outlook"]
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """What launches will make of the GPU, said before they run; arrays of shape (launches,), NaN for a graph.
+    """Launches' predicted use of the GPU; arrays of shape (launches,), NaN for a graph.
 
     Attributes:
         duration_ns: Predicted time.
         occupancy: Threads resident of those that a full multiprocessor can hold, 0 to 1, as the driver computes it.
-        waves: Blocks over what the device holds at once.
+        waves: Blocks over the blocks that the device holds at once.
         sm_utilisation: Up to one wave the share of multiprocessors that have a block; above, waves over whole waves,
-            which is what the last one leaves empty.
-        block_efficiency: Threads of a block over those of its warps, 0 to 1.
-        bytes_per_s: What the launch must move at least, over its time; NaN where its work is not known.
+            which shows the empty part of the last one.
+        block_efficiency: Threads of a block over the threads of its warps, 0 to 1.
+        bytes_per_s: The least bytes that the launch must move, over its time; NaN where its work is not known.
         flops_per_s: Alike, of additions and multiplications.
-        level: What is to be said of the launch shape: ``critical``, ``warning``, ``good``, or ``not judged`` for a
-            library's kernel and a graph. By what partial warps, few blocks, a tail and local memory may lose
-            (``docs/advise.md``); `cudasched.advise` also tries other block sizes, and looks at all launches together.
+        level: The judgement of the launch shape: ``critical``, ``warning``, ``good``, or ``not judged`` for a library's
+            kernel and a graph. By the possible losses from partial warps, few blocks, a tail and local memory
+            (``docs/advise.md``). `cudasched.advise` also tries other block sizes, and judges all launches together.
     """
 
     duration_ns: NDArray[float64]
@@ -51,11 +51,11 @@ class Outlook:
 def outlook(launches: str | os.PathLike[str] | pa.Table, *, model: Model | None = None) -> Outlook:
     """Time, occupancy, use of the multiprocessors and rates of a recording's launches, before they run.
 
-    The work of a launch is known for the kernels that csrc/predict/work.hpp reads: products of matrices and
-    convolutions of NVIDIA's libraries, PyTorch's reductions, scans, softmax and lists of tensors.
+    A launch's work is known for the kernels of csrc/predict/work.hpp. These are NVIDIA's libraries' matrix products and
+    convolutions, and PyTorch's reductions, scans, softmax and lists of tensors.
 
     Args:
-        launches: A recording: a path, or its table with its metadata.
+        launches: A recording: a path, or a table with metadata.
         model: Predicts the times; None: the one that the package ships for the recording's GPU.
 
     Raises:

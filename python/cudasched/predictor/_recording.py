@@ -1,4 +1,4 @@
-"""From what `cudasched collect` wrote to rows of features; the features themselves are made in C++ (csrc/predict)."""
+"""From a data set of `cudasched collect` to rows of features, which C++ computes (csrc/predict)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = (
 
 
 def feature_names() -> tuple[str, ...]:
-    """What cudasched makes of a launch, in the order of a row's values."""
+    """The features of a launch, in the order of a row's values."""
     hook.load_core()
     from cudasched import _core
 
@@ -39,7 +39,7 @@ def launch_columns(kernels: pa.Table) -> dict[str, Any]:
     """A recording's kernel launches as the arrays that ``_core.launch_features`` takes.
 
     Raises:
-        Error: It is no recording.
+        Error: The table is no recording.
     """
     np = numpy()
     missing = [name for name in (*_NUMBERS, "function", "words", "pointers") if name not in kernels.column_names]
@@ -77,10 +77,10 @@ def feature_rows(launches: Any) -> tuple[NDArray[float32], NDArray[bool_]]:
 
 
 def outlooks(table: pa.Table, durations_ns: NDArray[float64]) -> dict[str, NDArray[float32]]:
-    """What each launch makes of the GPU in the time that is given; a graph's values are NaN.
+    """Each launch's use of the GPU in the given time; a graph's values are NaN.
 
     Raises:
-        Error: It is no recording.
+        Error: The table is no recording.
     """
     hook.load_core()
     from cudasched import _core

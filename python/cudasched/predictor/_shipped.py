@@ -27,12 +27,12 @@ def load(path: str | os.PathLike[str] | None = None, *, architecture: str | None
     """A saved model; without a path, the one that the package ships for a GPU.
 
     Args:
-        path: What XGBoost or `Model.save` wrote.
+        path: A model of XGBoost or `Model.save`.
         architecture: Such as "sm_90", for a model that is shipped. None: this machine's first GPU, as nvidia-smi tells
             it; on a machine without one, the newest that is shipped.
 
     Raises:
-        ModelError: It cannot be used, or none is shipped for that GPU; says what can be done.
+        ModelError: The model cannot be used, or none is shipped for that GPU; the message has the remedy.
     """
     if path is not None:
         return Model(path)
@@ -50,7 +50,7 @@ def predict(launches: Launches) -> NDArray[float64]:
 
 
 def explain(launches: Launches) -> Contributions:
-    """What each feature adds, by the shipped model (of the GPU that a recording names); see `Model.explain`.
+    """Each feature's contribution, by the shipped model (of a recording's GPU); see `Model.explain`.
 
     Raises:
         ModelError: No model is shipped for the GPU.

@@ -1,7 +1,7 @@
-"""From a recording to trees in use: what `cudasched train` does.
+"""From a recording to trees in use, for `cudasched train`.
 
 The recipe is the one that the shipped model was chosen to have (``training/`` of the repository searches anew). No
-labels are needed: what is launched alike, with the same features, is one thing to learn.
+labels are needed: launches with the same features are one sample to learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Trained", "train"]
 
-#: Trees, depth and thresholds a feature: what a launch has time for.
+#: Trees, depth and thresholds a feature: the limits of a launch's time.
 TREES, DEPTH, MAX_BIN = 128, 7, 255
 PARAMETERS: dict[str, Any] = {
     "objective": "reg:squarederror",
@@ -44,7 +44,7 @@ REPLAYED = 64
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of training.
+    """The result of training.
 
     Attributes:
         path: The model's file.
@@ -53,7 +53,7 @@ class Trained:
         error: Median error, as a fraction, on a fifth of the different launches by trees that had not seen them.
         time_weighted: Sum of those errors in time, over the sum of the durations.
         architecture: Such as "sm_90".
-        gpu: Its name.
+        gpu: The name.
     """
 
     path: Path
@@ -66,16 +66,16 @@ class Trained:
 
 
 def train(recording: Launches, out: str | os.PathLike[str] | None = None, *, threads: int = 2) -> Trained:
-    """Trains trees on a recording's launches and writes them where the scheduler finds them.
+    """Trains trees on a recording's launches and writes them to the scheduler's directory.
 
     Args:
-        recording: What `cudasched collect` wrote: a path, or its table with its metadata.
-        out: The model's file; None is ``models/sm_XY.ubj`` in the directory that the scheduler keeps its state in,
-            where it takes the place of the package's model.
+        recording: A data set of `cudasched collect`: a path, or a table with metadata.
+        out: The model's file; None is ``models/sm_XY.ubj`` in the scheduler's state directory, which replaces the
+            package's model.
         threads: Of XGBoost.
 
     Raises:
-        Error: It is no recording, has too few launches with a time of their own, or a package is missing.
+        Error: The file is no recording, has too few launches with a time of their own, or a package is missing.
         ModelError: The model cannot be put where it is found.
     """
     try:

@@ -1,7 +1,7 @@
-"""What the hardware counters say of a program's kernels, merged with `cudasched.advise`.
+"""Hardware counters of a program's kernels, merged with `cudasched.advise`.
 
-`analyze` records a program, asks Nsight Compute for the counters of the kernels that take the most time, and says what
-follows from both (``docs/analyze.md``). Needs ``ncu``, pyarrow and, for HTML, jinja2: ``pip install
+`analyze` records a program, asks Nsight Compute for the counters of the kernels that take the most time, and draws
+conclusions from both (``docs/analyze.md``). Needs ``ncu``, pyarrow and, for HTML, jinja2: ``pip install
 'cudasched[advise]'``.
 """
 
@@ -112,7 +112,7 @@ def analyze(
     """Runs a program twice: recorded, and under Nsight Compute without the hook.
 
     Args:
-        program: Its name and arguments.
+        program: The name and arguments.
         ncu: The profiler; None: searched for.
         kernels: So many kernels, those with the most time.
         launches: So many launches of each of their launch shapes.

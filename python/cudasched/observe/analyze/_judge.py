@@ -1,4 +1,4 @@
-"""What follows from a kernel's counters."""
+"""Conclusions from a kernel's counters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _STALLS = {
 
 
 def counters(launches: Sequence[Launch], time_of: Mapping[tuple[int, ...], int | None] | None = None) -> Counters:
-    """The mean of several launches, by what their shapes take in the program.
+    """The mean of several launches, weighted by their shapes' times in the program.
 
     As many launches of each shape are profiled, and a program makes a hundred of one and six of another.
 
     Args:
         launches: Of one kernel.
-        time_of: What all launches of a shape take in the program, ns, by grid and block. A launch of none of these
+        time_of: The time of all launches of a shape in the program, ns, by grid and block. A launch of none of these
             counts with its own time.
     """
 
@@ -77,12 +77,12 @@ def counters(launches: Sequence[Launch], time_of: Mapping[tuple[int, ...], int |
 
 
 def conclusions(name: str, seen: Counters, library: str = "") -> tuple[Conclusion, ...]:
-    """What limits a kernel, and what to do about it.
+    """A kernel's limits, with remedies.
 
     Args:
         name: The kernel's, as the driver or a person has it.
-        seen: Its counters.
-        library: Whose kernel it is, if its code is not the user's to change.
+        seen: The kernel's counters.
+        library: The kernel's library, if the user cannot change its code.
     """
     made = []
     for kind, sectors in (("load", seen.load_sectors), ("store", seen.store_sectors)):

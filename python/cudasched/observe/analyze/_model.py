@@ -1,4 +1,4 @@
-"""What an analysis holds: the documented, versioned schema of its JSON (docs/analyze.md)."""
+"""An analysis: the documented, versioned schema of its JSON (docs/analyze.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Frozen(BaseModel):
 
 
 class Counters(_Frozen):
-    """What the hardware counted; null where it does not say. Of several launches, the means by their times."""
+    """The hardware's counters; null where missing. Of several launches, the means by their times."""
 
     duration_ns: float | None = Field(description="Of a launch under Nsight Compute, with caches flushed before it.")
     sm_percent: float | None = Field(description="Of what the SMs can do at most.")
@@ -34,7 +34,7 @@ class Counters(_Frozen):
 
 
 class Conclusion(_Frozen):
-    """What follows from the counters."""
+    """A conclusion from the counters."""
 
     rule: str
     reason: str
@@ -55,7 +55,7 @@ class Measured(_Frozen):
 
 
 class Analysis(_Frozen):
-    """The advice on a run, and what the counters say of the kernels that matter most."""
+    """The advice on a run, and the counters of the kernels that matter most."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     cudasched_version: str

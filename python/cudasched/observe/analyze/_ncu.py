@@ -1,7 +1,7 @@
-"""Nsight Compute: where it is, how it is called, and what it answers.
+"""Nsight Compute: path, command line, and answers.
 
-It is called with the clocks as they are (``--clock-control none``; its default locks them to a base that no program
-runs at) and without cudasched's hook, whose launcher thread and events would be profiled too.
+ncu runs with unchanged clocks (``--clock-control none``; the default locks them to a base that no program runs at). It
+runs without cudasched's hook, whose launcher thread and events would be profiled too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNITS: Mapping[str, float] = {
     **{"nsecond": 1.0, "usecond": 1e3, "msecond": 1e6, "second": 1e9},
     **{"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
 }
-"""Of times and bytes, should a version not print base units; whatever is not here is as it is."""
+"""Of times and bytes, should a version not print base units; other units stay."""
 
 _STALL = re.compile(r"smsp__average_warps_issue_stalled_((?!selected_|\w*_not_issued)\w+?)_per_issue_active\.ratio")
 _NOT_PERMITTED = "ERR_NVGPUCTRPERM"
@@ -60,7 +60,7 @@ _MOST_TRIES = 3
 
 
 class NcuError(Error):
-    """Nsight Compute gives no counters; the message says why, and what to do."""
+    """Nsight Compute gives no counters; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Launch:
 
     Attributes:
         function: The kernel's mangled name.
-        values: By counter; what is missing was not measured.
+        values: By counter; missing ones were not measured.
         stalls: Cycles by reason.
         shape: Its grid and block; None: ncu does not say.
     """
@@ -81,11 +81,11 @@ class Launch:
 
 
 def find(chosen: str | os.PathLike[str] | None = None) -> Path:
-    """Where ncu is: what was chosen, on the PATH, or where toolkits put it, the newest.
+    """The path of ncu: the chosen one, on the PATH, or the newest in toolkits' places.
 
     Raises:
-        NcuError: It is nowhere.
-        ConfigError: What was chosen cannot be run.
+        NcuError: There is no ncu.
+        ConfigError: The chosen program cannot be run.
     """
     if chosen is not None:
         # A path loses its "./", and a name without a slash would be looked for on the PATH alone.
@@ -134,7 +134,7 @@ def arguments(
         log: Where its answer goes: standard output is the program's.
         functions: Mangled names of the kernels to profile.
         launches: How many of each launch shape.
-        program: Its name and arguments.
+        program: The name and arguments.
         without: Metrics that are not asked for.
     """
     names = "|".join(re.escape(name) for name in functions)
@@ -207,7 +207,7 @@ def parse(text: str) -> list[Launch]:
 
 
 def why(said: str, code: int) -> str:
-    """What keeps ncu from counting, from its words and its exit code; empty where these say nothing is wrong."""
+    """The reason why ncu does not count, from output and exit code; empty without a fault."""
     if _NOT_PERMITTED in said:
         return (
             f"the driver permits hardware counters to administrators alone ({_NOT_PERMITTED}). Run as root; in a "
@@ -231,12 +231,12 @@ def unknown_metrics(said: str) -> set[str]:
 def profile(
     ncu: Path, functions: Sequence[str], program: Sequence[str], *, launches: int, directory: Path
 ) -> tuple[list[Launch], str]:
-    """Runs the program under ncu. What the program prints goes to standard error: standard output is the report's.
+    """Runs the program under ncu. The program's output goes to standard error: standard output is the report's.
 
     Args:
         ncu: The profiler.
         functions: Mangled names of the kernels to profile.
-        program: Its name and arguments.
+        program: The name and arguments.
         launches: How many of each launch shape.
         directory: For ncu's answer.
 

@@ -54,10 +54,10 @@ def _name(name: str) -> str:
 
 
 def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
-    """The analysis for a terminal: the advice, then the counters, then what follows from them.
+    """The analysis for a terminal: the advice, then the counters, then the conclusions.
 
     Args:
-        analysis: What to show.
+        analysis: The analysis to show.
         columns: Width of the terminal; a narrow one gets fewer columns.
         top: At most so many kernels of the advice; 0: all.
     """
@@ -68,7 +68,7 @@ def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
 
     parts: list[RenderableType] = [advice(analysis.advice, columns=columns, top=top)]
     shown = analysis.kernels
-    # Kernels have the numbers that they have in the table above: names of a library are alike for half of their length.
+    # Kernels have the numbers of the table above: names of a library are alike for half of the length.
     place = {one.function: number for number, one in enumerate(analysis.advice.functions, 1)}
     numbers = [str(place[one.function]) for one in shown]
     if shown:

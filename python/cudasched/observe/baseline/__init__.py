@@ -10,7 +10,8 @@
     [one.label for one in found.compared if one.verdict == "slower"]
 
 `cudasched baseline` and the pytest fixture ``gpu_baseline`` do this for unmodified programs; ``docs/baselines.md`` has
-the test, and how many runs it takes. Needs pyarrow, NumPy, SciPy and jinja2: ``pip install 'cudasched[baseline]'``.
+the test, and the necessary number of runs. Needs pyarrow, NumPy, SciPy and jinja2: ``pip install
+'cudasched[baseline]'``.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ def load(path: str | os.PathLike[str]) -> Baseline:
 
 
 def save(baseline: Baseline, path: str | os.PathLike[str]) -> None:
-    """Writes a baseline; the file appears whole, in place of what was there.
+    """Writes a baseline; the file appears whole, and replaces an earlier one.
 
     Raises:
-        Error: It cannot be written.
+        Error: The file cannot be written.
     """
     Output(path).write(baseline.model_dump_json(indent=1) + "\n")

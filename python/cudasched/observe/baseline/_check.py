@@ -1,4 +1,4 @@
-"""Two sides of runs to one comparison: what is compared, what is not and why, and the verdicts."""
+"""Two sides of runs to one comparison: compared quantities, those left out and why, and the verdicts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _label(key: _Key) -> str:
 
 
 def _share(key: _Key, runs: Sequence[dict[_Key, Measured]]) -> float | None:
-    """Of the device time of all runs, whichever side they are of: so that what is compared depends on no side."""
+    """The share of the device time of all runs of both sides, so that the choice of quantities depends on no side."""
     if key[0] not in _DEVICE_WORK:
         return None
     own = sum(run[key].count * run[key].each_ns for run in runs if key in run)
@@ -131,7 +131,7 @@ def check(
     least_change: float = LEAST_CHANGE,
     least_share: float = LEAST_SHARE,
 ) -> Comparison:
-    """What got slower between two sets of runs, beyond the noise from run to run.
+    """The slowdowns between two sets of runs, beyond the noise from run to run.
 
     A quantity is ``slower`` if its adjusted p is at most `alpha` and its mean over the runs grew by `least_change` or
     more. See ``docs/baselines.md`` for the test.

@@ -1,15 +1,15 @@
 """Which of many quantities got greater, judged by runs: a permutation test of the maximum, step by step.
 
 A run of the program is one observation of each quantity: its launches share a clock, a placement in memory and a
-temperature, so that thousands of them say no more about the next run than their mean does. What is compared is the
-logarithm of that mean.
+temperature. So thousands of launches say no more about the next run than their mean does. The logarithm of that mean is
+compared.
 
-The statistic of a quantity is the difference of the two sides' means over its standard error. Its variance is drawn
-towards the median variance of its group, because a few runs tell the variance of one quantity badly. Which
-differences chance alone makes is found by exchanging runs between the sides: of each exchange, the greatest statistic
-of all quantities counts (Westfall and Young's max-T, stepped down). Where runs are exchangeable, that is where nothing
-changed, the probability of one or more false findings among all quantities is at most `alpha`, exactly: whatever the
-distribution of the noise, and however the quantities hang together.
+The statistic of a quantity is the difference of the two sides' means over its standard error. A quantity's variance is
+drawn towards the median variance of its group, because a few runs tell the variance of one quantity badly. Exchanges of
+runs between the sides show the differences that chance alone makes. Of each exchange, the greatest statistic of all
+quantities counts (Westfall and Young's max-T, stepped down). Runs are exchangeable where nothing changed. There the
+probability of one or more false findings among all quantities is at most `alpha`, exactly. This holds for any
+distribution of the noise and any dependence among the quantities.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_EXCHANGES = 20_000
 
 _SEED = 20_261_123
 _PRIOR_DEGREES = 4.0
-_LEAST_DEVIATION = 2e-4  # of a logarithm: below what any clock tells apart
+_LEAST_DEVIATION = 2e-4  # of a logarithm: below any clock's resolution
 _POWER = 0.95
 
 
@@ -44,7 +44,7 @@ class Difference:
     Attributes:
         ratio: Now over then, of the geometric means of the runs.
         low: Least ratio of its 95% interval, by runs.
-        high: Greatest ratio of it.
+        high: Greatest ratio of the interval.
         p: Probability that chance alone makes some quantity appear so much greater, of all quantities together.
         deviation: Standard deviation of runs, as a share.
         detectable: The least change, as a share, that is found in 95% of such comparisons; None: none is.
@@ -72,7 +72,7 @@ def least_runs(before: int, alpha: float) -> int:
 
 
 def refuse_too_few(before: int, after: int, alpha: float) -> None:
-    """Raises where nothing could be found, whatever the runs are.
+    """Raises where no runs could show a difference.
 
     Args:
         before: Runs in the baseline.
@@ -80,7 +80,7 @@ def refuse_too_few(before: int, after: int, alpha: float) -> None:
         alpha: How probable one or more false findings may be.
 
     Raises:
-        Error: It says how many it takes.
+        Error: With the necessary number of runs.
     """
     if min(before, after) < 1 or before + after < 4 or before < 2:
         raise Error(f"{before} runs in the baseline and {after} now cannot be compared: at least 2 and 4 together")
@@ -97,7 +97,7 @@ def _labels(before: int, after: int) -> NDArray[np.float64]:
 
     runs = before + after
     if exchanges(before, after) <= MOST_EXCHANGES:
-        chosen = np.array(list(combinations(range(runs), after)))[::-1]  # the last is what was
+        chosen = np.array(list(combinations(range(runs), after)))[::-1]  # the last is the real order
     else:
         generator = np.random.default_rng(_SEED)
         drawn = np.argsort(generator.random((MOST_EXCHANGES - 1, runs)), axis=1)[:, :after]
@@ -140,14 +140,14 @@ def _statistics(
 
 
 def _stepped_down(statistics: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The adjusted p of each quantity, from the statistics of all exchanges, of which the first is what was."""
+    """The adjusted p of each quantity, from the statistics of all exchanges, the real order first."""
     import numpy as np
 
     observed = statistics[0]
     order = np.argsort(-observed, kind="stable")
     # Of each exchange, the greatest among this quantity and those that were observed to be smaller.
     greatest = np.maximum.accumulate(statistics[:, order][:, ::-1], axis=1)[:, ::-1]
-    # What is equal but for rounding counts as equal: exchanges of equal runs.
+    # Statistics that are equal but for rounding count as equal: exchanges of equal runs.
     reached = greatest >= observed[order] - 1e-9 * np.maximum(1.0, np.abs(observed[order]))
     adjusted = np.empty(len(observed))
     adjusted[order] = np.maximum.accumulate(reached.mean(axis=0))
@@ -211,7 +211,7 @@ def compare(
 def runs_needed(deviation: float, quantities: int, *, change: float, alpha: float, most: int = 200) -> int | None:
     """How many runs a side it takes to find a change in 95% of comparisons.
 
-    By Student's t with Bonferroni's correction, which the test of the maximum needs at most, and of no fewer runs than
+    By Student's t with Bonferroni's correction, an upper bound for the test of the maximum. At least as many runs as
     can be exchanged in 1 / alpha ways.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a baseline and a comparison hold: the documented, versioned schema of their JSON (docs/baselines.md)."""
+"""A baseline and a comparison: the documented, versioned schema of their JSON (docs/baselines.md)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Uncompared(_Frozen):
 
 
 class Comparison(_Frozen):
-    """What got slower beyond noise, the greatest change first."""
+    """The slowdowns beyond noise, the greatest change first."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     cudasched_version: str

@@ -1,4 +1,4 @@
-"""Runs a program several times, each with its launches recorded and its counters read."""
+"""Runs a program several times, with launches recorded and counters read each time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOOK_S = 0.02
 
 
 class _Watch:
-    """Keeps what processes have counted, as of their last moments; a context manager.
+    """Keeps the processes' counters of their last moments; a context manager.
 
     Counters are in shared memory, and a process's place there is given back some milliseconds after it ended.
     """
@@ -98,10 +98,10 @@ def _turn() -> Iterator[None]:
 def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Baseline:
     """Runs a program so many times, one after another; waits while another process of this run directory records.
 
-    What the programs print is theirs: it goes where this process's output goes.
+    The programs' output goes where this process's output goes.
 
     Args:
-        program: Its name and arguments.
+        program: The name and arguments.
         runs: How often.
         timing: ``"cupti"`` or ``"events"``.
 

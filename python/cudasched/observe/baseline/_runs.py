@@ -33,8 +33,8 @@ def _trimmed_mean(ordered: Any) -> float:
 def of_launches(table: pa.Table) -> tuple[Measured, ...]:
     """The kernels and graphs of one run.
 
-    A kernel's launches of one shape have a mean without a tenth of them at each end; the kernel's time is the mean of
-    these over its launches. So it follows a change of any of its shapes, and work that goes to another shape.
+    A kernel's launches of one shape have a mean without a tenth of them at each end. The kernel's time is the mean of
+    these over its launches. So the time follows a change of any of its shapes, and work that goes to another shape.
 
     Args:
         table: A recording's rows; those without a time are left out.
@@ -82,7 +82,7 @@ def of_counters(counted: Iterable[Metrics]) -> tuple[Measured, ...]:
     """The regions and waits of one run: means, which counters have exactly where their quantiles are in steps of 12%.
 
     Args:
-        counted: Of each process of the run, what it had counted when it ended.
+        counted: The counters of each process of the run at its end.
     """
     totals: dict[tuple[str, str], tuple[int, float]] = {}
 
@@ -109,7 +109,7 @@ def of_counters(counted: Iterable[Metrics]) -> tuple[Measured, ...]:
 def _run(
     table: pa.Table, name: str, *, session: str, recorded: str, counted: tuple[Measured, ...]
 ) -> tuple[Run, dict[str, str]]:
-    """One run, and what the recording says of its setting. Raises Error."""
+    """One run, and the recording's facts about its setting. Raises Error."""
     said = {
         key.decode(errors="replace").removeprefix("cudasched."): value.decode(errors="replace")
         for key, value in (table.schema.metadata or {}).items()

@@ -58,9 +58,9 @@ def terminal(found: Comparison, *, columns: int, top: int) -> RenderableType:
     """The comparison for a terminal.
 
     Args:
-        found: What to show.
+        found: The comparison to show.
         columns: Width of the terminal; a narrow one gets fewer columns.
-        top: At most so many rows, 0: all; what got slower is always shown.
+        top: At most so many rows, 0: all; slowdowns are always shown.
     """
     from rich.console import Group
     from rich.text import Text
@@ -92,7 +92,7 @@ def terminal(found: Comparison, *, columns: int, top: int) -> RenderableType:
 
 
 def _power(found: Comparison) -> str:
-    """How many runs it takes."""
+    """The necessary number of runs."""
     if found.runs_for_5_percent is None:
         return "5% in the compared kernel with the most noise would not be found by 200 runs a side"
     runs = found.runs_for_5_percent

@@ -1,4 +1,4 @@
-"""Records what a process does with the GPU into a timeline that Perfetto and chrome://tracing show (docs/traces.md).
+"""Records a process's use of the GPU into a timeline for Perfetto and chrome://tracing (docs/traces.md).
 
 ::
 
@@ -29,13 +29,12 @@ __all__ = ["Summary", "trace"]
 class trace:  # noqa: N801  used like a function
     """Traces this process from entry to exit; a context manager.
 
-    Launches and how long the driver's call took, gate waits and why, regions, slices of graphs, what the gate timed
-    beside what it had predicted, the GPU's memory. One trace a process at a time. While nothing is traced, a launch
-    pays for one branch.
+    Launches and their driver calls' times, gate waits and reasons, regions, slices of graphs, the gate's measured and
+    predicted times, the GPU's memory. One trace a process at a time. Without a trace, a launch pays for one branch.
 
     Args:
-        path: The trace. It is written on leaving; until then what was recorded is in ``<path>.parts``, where
-            ``cudasched trace -o <path>`` finds it if the process is killed.
+        path: The trace, written at the block's end. Until then the records are in ``<path>.parts``, where ``cudasched
+            trace -o <path>`` finds them if the process is killed.
         format: ``"perfetto"`` or ``"json"``; None: by the file's name, Perfetto unless that ends in ``.json``.
         device_times: Have CUPTI time each launch on the device. Costs about 2 us a launch, and best-effort launches are
             made on the program's own threads meanwhile. Needs numpy.
@@ -43,7 +42,7 @@ class trace:  # noqa: N801  used like a function
         flame: An HTML file with the GPU time by region, library and kernel; None: none.
 
     Attributes:
-        summary: What the trace has and lacks; None until it is left.
+        summary: The numbers of records that the trace has and lacks; None until the block's end.
 
     Raises:
         HookError: On entry: the hook is not in this process.

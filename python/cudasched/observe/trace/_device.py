@@ -1,7 +1,7 @@
 """The device's own times of a traced process: from the journals that the collector wrote beside the trace.
 
-A row of a journal and a record of the trace are of one launch where the launch was under way when the row says that it
-was submitted, and both have the kernel's name. Needs numpy.
+A row of a journal and a record of the trace are of one launch where both have the kernel's name. The record's launch
+must also be under way at the row's time of submission. Needs numpy.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ def check() -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """One launch as the device ran it.
+    """One launch on the device.
 
     Attributes:
         name: The kernel's, as the driver gives it; empty for a graph.
         graph: A graph's number; 0: it is a kernel.
         submitted_ns: When the driver was called, CLOCK_MONOTONIC.
         start_ns: When the device began.
-        duration_ns: How long it took.
-        stream: Its number in the journal.
+        duration_ns: The launch's time.
+        stream: The number in the journal.
         device: Ordinal.
-        launch: Stream handle, device, region and what was launched as the trace has them; None where it has no such
-            launch.
+        launch: Stream handle, device, region and kernel or graph in the trace; None where the trace has no such launch.
     """
 
     name: str
@@ -79,7 +78,7 @@ class DeviceTimes:
         self._whats.append(what)
 
     def rows(self) -> Iterator[Row]:
-        """What the device has run of it, that has a time.
+        """The launches that the device has run, with times.
 
         Raises:
             Error: A file is no journal.

@@ -1,7 +1,7 @@
 """Reads the files that a traced process writes (``csrc/telemetry/trace_file.hpp``).
 
-Each file is whole up to its last block, however its process ended: what comes after the first block that is cut short
-or damaged is left out. Nothing that a file says is believed beyond its bounds.
+Each file is whole up to its last block, for any end of its process. The first block that is cut short or damaged, and
+all later ones, are left out. All values of a file are checked against their bounds.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _LONGEST_NAME = 1024
 _NAME = re.compile(r"trace-(\d+)-(\d+)-(\d+)\.records")
 
 RECORD = struct.Struct("<qQQIBBBBHHI")
-"""``struct TraceRecord``: time, what, stream, duration (its low and high part), kind, place, detail, region, thread,
-value."""
+"""``TraceRecord``: time, ``what``, stream, duration (low and high), kind, place, detail, region, thread, value."""
 
 Record = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
 class Kind:
-    """What a record is of: ``enum class TraceKind``."""
+    """A record's kind: ``enum class TraceKind``."""
 
     LAUNCH, PUSH, WAIT, TIMED, REGION_BEGIN, REGION_END, COUNTER = range(1, 8)
 
@@ -55,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel takes: registers and local memory a thread, static shared memory a block; most threads a block."""
+    """A kernel's resources: registers and local memory a thread, static shared memory a block; most threads a block."""
 
     registers: int
     local_bytes: int
@@ -65,7 +64,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU is; numbers are 0 where the driver did not say."""
+    """A GPU's properties; numbers are 0 where unknown to the driver."""
 
     compute_capability: str
     sm_count: int
@@ -74,20 +73,20 @@ class Gpu:
 
 @dataclass
 class ProcessTrace:
-    """What one process has traced; complete when `records` has run to its end.
+    """One process's trace; complete when `records` has run to its end.
 
     Attributes:
-        paths: Its files, in order.
-        meta: Of the process and its clocks.
+        paths: The files, in order.
+        meta: Of the process and the clocks.
         kernels: Kernels' names by number.
         modules: The files that they were loaded from; empty where that is not known.
-        resources: What kernels take, by number.
+        resources: Of kernels, by number.
         regions: Class and name of regions by number.
         shapes: Of launches, by number.
         devices: GPUs by ordinal.
         dropped: Records for which there was no room in memory.
         rotated_away: Records in files that were deleted to keep the limit.
-        end: What the process said when it ended; empty if it did not come to that.
+        end: The process's record at its end; empty if there is none.
         damaged: Files with something in them that is no whole block.
     """
 
@@ -106,12 +105,12 @@ class ProcessTrace:
 
     @property
     def pid(self) -> int:
-        """As the process itself has it, which may be in a pid namespace of its own."""
+        """The process's own number, which may be of a pid namespace of its own."""
         return _number(self.meta, "pid")
 
     @property
     def command(self) -> list[str]:
-        """Its command line."""
+        """The process's command line."""
         words = self.meta.get("command")
         if not isinstance(words, list):
             return []
@@ -122,16 +121,16 @@ class ProcessTrace:
 
     @property
     def boot_offset_ns(self) -> int:
-        """What CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC."""
+        """CLOCK_BOOTTIME less CLOCK_MONOTONIC."""
         return _number(self.meta, "boottime_ns") - _number(self.meta, "monotonic_ns")
 
     @property
     def real_offset_ns(self) -> int:
-        """What the time of day, since 1970, is ahead of CLOCK_MONOTONIC."""
+        """The time of day, since 1970, less CLOCK_MONOTONIC."""
         return _number(self.meta, "realtime_ns") - _number(self.meta, "monotonic_ns")
 
     def begin(self) -> None:
-        """Reads what the first file says of the process."""
+        """Reads the first file's facts about the process."""
         with self.paths[0].open("rb") as file:
             for kind, _, payload in _blocks(file, self.paths[0]):
                 if kind == _META:
@@ -217,7 +216,7 @@ def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise Error(f"{path} is of a trace of version {version}; this cudasched reads version {VERSION}")
     while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
         magic, kind, length, count, crc = _BLOCK.unpack(head)
-        # The checksum is of what follows the header; a damaged header shows in what it says.
+        # The checksum is of the data after the header; a damaged header shows in its fields.
         if magic != _BLOCK_MAGIC or not _META <= kind <= _END or length > _MOST_BYTES:
             file.seek(-1, 1)
             return

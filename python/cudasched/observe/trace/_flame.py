@@ -25,7 +25,7 @@ class _Kernel:
     measured_ns: int = 0
 
     def gpu_ns(self) -> int:
-        """What all its launches took: by those that were timed, else as predicted."""
+        """The time of all its launches: by the timed ones, else as predicted."""
         if self.measured:
             return self.measured_ns * max(self.launches, self.measured) // self.measured
         return self.predicted_ns
@@ -38,8 +38,8 @@ class Flame:
         self._kernels: dict[tuple[str, str, str], _Kernel] = {}
 
     def _kernel(self, region: str, name: str, full: str, file: str) -> _Kernel:
-        # By the file that the kernel was loaded from, else by whose it is, as its name says. Slices of a graph are part
-        # of it.
+        # By the file that the kernel was loaded from, else by the owner that its name tells. Slices belong to the
+        # graph.
         graph = not full and name.startswith("graph ")
         module = "graphs" if graph else file.rpartition("/")[2] or origin_of(full or name).name
         key = region, module, name.partition(",")[0] if module == "graphs" else name
@@ -48,13 +48,13 @@ class Flame:
         return self._kernels.setdefault(key, _Kernel())
 
     def launch(self, region: str, name: str, full: str, predicted_ns: int, file: str = "") -> None:
-        """A launch, and what it was predicted to take; 0: not known."""
+        """A launch, and its predicted time; 0: not known."""
         kernel = self._kernel(region, name, full, file)
         kernel.launches += 1
         kernel.predicted_ns += predicted_ns
 
     def timed(self, region: str, name: str, full: str, measured_ns: int, file: str = "") -> None:
-        """What a launch has taken, which is told beside `launch`."""
+        """A launch's measured time, in addition to `launch`."""
         kernel = self._kernel(region, name, full, file)
         kernel.measured += 1
         kernel.measured_ns += measured_ns
@@ -70,7 +70,7 @@ class Flame:
         return sum(kernel.launches for kernel in self._kernels.values() if kernel.gpu_ns() == 0)
 
     def tree(self) -> dict[str, Any]:
-        """Name, GPU time, launches and how many of them were timed, and what is below."""
+        """Name, GPU time, launches and the number of timed ones, and the children."""
         root: dict[str, Any] = {"name": "all", "ns": 0, "launches": 0, "timed": 0, "children": {}}
         for path, kernel in self._kernels.items():
             node = root
@@ -91,7 +91,7 @@ class Flame:
             if self.without_time
             else ""
         )
-        # A name may hold whatever ends a script.
+        # A name may hold characters that end a script.
         data = json.dumps(self.tree()).replace("<", "\\u003c").replace("&", "\\u0026")
         text = _PAGE.read_text(encoding="utf-8")
         values = {"@TITLE@": html.escape(title), "@NOTE@": html.escape(note), "@DATA@": data}

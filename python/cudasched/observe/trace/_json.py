@@ -12,7 +12,7 @@ __all__ = ["JsonSink"]
 
 
 class JsonSink(Sink):
-    """One trace, written to a file as it comes. Times are of CLOCK_MONOTONIC. A track is a thread of its process."""
+    """One trace, written to a file piece by piece. Times are of CLOCK_MONOTONIC. A track is a thread of its process."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

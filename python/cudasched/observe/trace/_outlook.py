@@ -1,7 +1,7 @@
-"""What is said of a kernel's launch before it runs, beside its time: how full it makes the GPU, and what to change.
+"""The outlook of a kernel's launch before the run, beside its time: how full the GPU will be, and advice.
 
-By the rules of `cudasched.advise`, from what the trace has of the launch: its shape, the kernel's resources, the GPU.
-Made once for each kernel, shape and GPU, where the trace is converted: nothing of it is done while a program runs.
+By the rules of `cudasched.advise`, from the trace's data on the launch: its shape, the kernel's resources, the GPU.
+Made once for each kernel, shape and GPU when the trace is converted, never while a program runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Outlooks:
         self._advised: dict[tuple[int, int, int], Args] = {}
 
     def args(self, what: int, device: int, each_ns: int) -> Args:
-        """What a slice of a kernel's launch has of it; nothing where the trace has no shape.
+        """The arguments of a launch's slice; empty where the trace has no shape.
 
         Args:
-            what: As the record has it: the kernel's number and, above, the shape's.
+            what: The record's field: the kernel's number and, above, the shape's.
             device: Ordinal.
-            each_ns: What the launch takes, as predicted or measured; 0: not known. How much a finding weighs depends on
-                it: without it a level is given only where there is no finding at all.
+            each_ns: The launch's time, predicted or measured; 0: not known. A finding's weight depends on the time:
+                without one a level is given only where there is no finding at all.
         """
         found = self._known.get((what, device))
         if found is None:
@@ -42,7 +42,7 @@ class Outlooks:
         args, subject = found
         if subject is None or each_ns <= 0:
             return args
-        # Predictions change as they are corrected. Two digits of the time are enough to judge by.
+        # Corrections change predictions. Two digits of the time are enough to judge by.
         unit = 10 ** max(0, len(str(each_ns)) - 2)
         key = what, device, each_ns // unit * unit
         advised = self._advised.get(key)
@@ -52,7 +52,7 @@ class Outlooks:
         return advised
 
     def _outlook(self, what: int, device: int) -> tuple[Args, rules.Subject | None]:
-        """What does not depend on the time; and the launch, if what is recommended does."""
+        """The part that does not depend on the time; and the launch, if the recommendation does."""
         shape = self._trace.shapes.get(what >> 32)
         if shape is None:
             return [], None

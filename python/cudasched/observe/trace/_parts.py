@@ -1,4 +1,4 @@
-"""Where processes write what they trace until it is made into one file: ``<output>.parts``."""
+"""The directory of processes' records until they become one file: ``<output>.parts``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_limit(limit_mb: int) -> int:
     """Bytes.
 
     Raises:
-        ConfigError: It is out of range.
+        ConfigError: The limit is out of range.
     """
     if not _LEAST_MB <= limit_mb <= _MOST_MB:
         raise ConfigError(f"a trace's limit is between {_LEAST_MB} and {_MOST_MB:,} MiB; got {limit_mb}")
@@ -49,7 +49,7 @@ def check_limit(limit_mb: int) -> int:
 
 
 def parts_of(path: Path) -> Path:
-    """The directory of what is to become the trace `path`."""
+    """The directory of the parts of the trace `path`."""
     return path.with_name(path.name + ".parts")
 
 
@@ -58,7 +58,7 @@ def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
     """Makes the directory, or takes one that was left; for the length of the block it is this process's.
 
     Raises:
-        Error: Another process traces into it, it was left by a trace that was never finished, or it cannot be made.
+        Error: Another process traces into the directory, an unfinished trace left it, or it cannot be made.
     """
     there = False
     if new:
@@ -97,8 +97,8 @@ def convert(directory: Path, output: Output, form: str, flame: Output | None) ->
     """Makes the trace, with memory for names alone (and, of device times, for the launches).
 
     Args:
-        directory: What processes have written; it stays.
-        output: The trace; it appears when it is whole. If nothing was traced, what was there stays.
+        directory: The processes' records, which stay.
+        output: The trace, which appears when whole. If nothing was traced, an earlier file stays.
         form: Of `FORMATS`.
         flame: The flame graph; None: there is none.
 

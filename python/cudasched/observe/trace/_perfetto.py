@@ -1,8 +1,8 @@
 """Writes a timeline as Perfetto's TrackEvents.
 
-The wire format is written here, by field numbers of Perfetto's public schema (``perfetto_trace.proto``): it takes the
-few dozen lines below, where protobuf's Python package would be a requirement of every installation and several times
-slower for millions of small messages. Tests read what is written here by the schema of the ``perfetto`` package.
+The wire format is written here, by field numbers of Perfetto's public schema (``perfetto_trace.proto``), in the few
+dozen lines below. protobuf's Python package would be a requirement of every installation, and several times slower for
+millions of small messages. Tests read this module's output by the schema of the ``perfetto`` package.
 
 Times are of CLOCK_BOOTTIME, Perfetto's own default, for all processes; a clock snapshot ties them to the time of day.
 """
@@ -22,7 +22,7 @@ _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _SEQUENCE_FLAGS
 # of TrackEvent,
 _CATEGORY_IIDS, _ANNOTATIONS, _TYPE, _NAME_IID, _TRACK_UUID, _COUNTER_VALUE, _DOUBLE_VALUE = 3, 4, 9, 10, 11, 30, 44
 _BEGIN, _END, _COUNTER = 1, 2, 4
-# of TrackDescriptor, and what is in it.
+# of TrackDescriptor and its fields.
 _UUID, _NAME, _PROCESS, _PARENT, _COUNTER_DESCRIPTOR, _CHILD_ORDERING, _RANK = 1, 2, 3, 5, 8, 11, 12
 _EXPLICIT_ORDER = 3
 _UNITS = {"bytes": 3, "ns": 1}

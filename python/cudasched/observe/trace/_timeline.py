@@ -1,7 +1,8 @@
-"""From the records of processes to a timeline: tracks with slices and counters on them, for whatever shows them.
+"""From the records of processes to a timeline: tracks with slices and counters, for any viewer.
 
-A process has a track for each of its threads, with the regions that it was in, and a group of tracks for each stream:
-the launches and waits of each thread that used it, and what is known of the GPU's time. Counters are a device's.
+A process has a track for each of its threads, with the thread's regions, and a group of tracks for each stream. A
+stream's group has the launches and waits of each thread that used the stream, and known GPU times. Counters are a
+device's.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Sink(abc.ABC):
 
 @dataclass
 class Summary:
-    """What a timeline has, and what it lacks."""
+    """The numbers of records that a timeline has and lacks."""
 
     processes: int = 0
     launches: int = 0
@@ -88,7 +89,7 @@ class Summary:
 
 @dataclass
 class _Names:
-    """What kernels, graphs and streams of a process are called."""
+    """The names of a process's kernels, graphs and streams."""
 
     trace: ProcessTrace
     graphs: dict[int, str] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class _Names:
     modules: dict[str, str] = field(default_factory=dict)
 
     def launch(self, what: int, graph: bool) -> tuple[str, str]:
-        """What is shown of a launch, and the name as the driver gives it. Of a kernel the shape is left out."""
+        """A launch's shown name, and the driver's name. Of a kernel the shape is left out."""
         if graph:
             name = self.graphs.get(what)
             if name is None:
@@ -118,7 +119,7 @@ class _Names:
         return self.modules.get(name, "")
 
     def region(self, number: int) -> tuple[str, str]:
-        """Its class and its name."""
+        """A region's class and name."""
         return self.trace.regions.get(number, ("", ""))
 
 
@@ -178,7 +179,7 @@ class _Regions:
             stack.append((token, begin_ns, number))
 
     def end(self, thread: int, token: int) -> tuple[int, int] | None:
-        """When it was begun, and its number; None if that is not known."""
+        """When the region was begun, and its number; None if not known."""
         stack = self._open.get(thread, [])
         for place in range(len(stack) - 1, -1, -1):
             if stack[place][0] == token:
@@ -326,7 +327,7 @@ class _Process:
         if not detail & _GRAPH:
             args += self._outlooks.args(what, place >> 2, predicted_ns)
         track = self._tracks.on_stream(place >> 2, stream, "timed", "GPU, launches that the gate timed", 1)
-        # When it began is not known: when it was submitted, or when the one before it ended.
+        # The begin is not known: the time of submission, or the end of the launch before.
         begin_ns = max(time_ns, self._ended_ns.get(track, 0))
         self._slice(track, name, "timed", begin_ns, begin_ns + measured_ns, args)
         self._summary.timed += 1
