@@ -23,8 +23,8 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-#: A figure may fall and not rise. Those of the documents but `sentences_over_25` are at their target; the others are
-#: the values reached.
+#: A figure may fall and not rise. The documents, but for `sentences_over_25`, and the package are at their targets; the
+#: other figures are the values reached.
 LIMITS = {
     "documents": {
         "free_what_per_100": 0.15,
@@ -33,9 +33,9 @@ LIMITS = {
         "sentences_over_25": 145,
         "docs_words": 40_000,
     },
-    "headers": {"free_what_per_100": 1.35, "pronouns_per_100": 4.24, "words_per_sentence": 20.0},
-    "sources": {"free_what_per_100": 1.44, "pronouns_per_100": 3.95, "words_per_sentence": 20.0},
-    "package": {"free_what_per_100": 1.55, "pronouns_per_100": 4.43, "words_per_sentence": 20.0},
+    "headers": {"free_what_per_100": 0.6, "pronouns_per_100": 3.24, "words_per_sentence": 20.0},
+    "sources": {"free_what_per_100": 0.64, "pronouns_per_100": 3.12, "words_per_sentence": 20.0},
+    "package": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
 }
 FILES = {
     "documents": ["README.md", "docs/*.md"],
