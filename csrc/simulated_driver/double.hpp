@@ -65,9 +65,10 @@
 // one of a larger graph until its last operations have found room). A wait for an event of another device blocks the
 // caller. Not there: graph launches into a capture, batch memory operations, external semaphores, textures, arrays,
 // virtual memory of the host or shared between processes, pools other than the default one, IPC, peers and MPS. Kernels
-// of green contexts run on any SM. Of the attributes of a kernel node the priority has an effect. A driver function without an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from
-// the library alone. Two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's
-// version is that high.
+// of green contexts run on any SM. Of the attributes of a kernel node the priority has an effect. A driver function
+// without an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library
+// alone. Two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's version is that
+// high.
 //
 // Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (operations'
 // effects), graph (graphs and their instantiation), node_params (the driver's structures), capture (streams to graphs),
