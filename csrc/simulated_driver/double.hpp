@@ -65,8 +65,8 @@
 // one of a larger graph until its last operations have found room). A wait for an event of another device blocks the
 // caller. Not there: graph launches into a capture, batch memory operations, external semaphores, textures, arrays,
 // virtual memory of the host or shared between processes, pools other than the default one, IPC, peers and MPS. Kernels
-// of green contexts run on any SM. Of the attributes of a kernel node the priority has an effect. A driver function
-// without an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library
+// of green contexts run on any SM. Of a kernel node's attributes the priority has an effect. A driver function without
+// an entry here is absent from the library and from cuGetProcAddress; cuMemsetD16Async is absent from the library
 // alone. Two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's version is that
 // high.
 //
