@@ -176,3 +176,26 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         (tmp_path / "nvml.json").write_text(json.dumps({"processes": processes, "used": used}))
 
     return say
+
+
+@pytest.fixture(params=["plain", "hooked"])
+def plain_or_hooked(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: Path,
+    python: Run,
+    command: str,
+    quick_device: None,
+) -> Run:
+    """Runs a program over the simulated driver, and as best-effort work under cudasched."""
+    if request.param == "plain":
+        monkeypatch.setenv("CUDASCHED_OFF", "1")
+        return lambda program: python(program, str(simulated))
+
+    def hooked(program: str) -> subprocess.CompletedProcess[str]:
+        file = Path("program.py")
+        file.write_text(program)
+        arguments = [command, "run", "--class", "best-effort", "--", sys.executable, str(file), "hooked"]
+        return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    return hooked

@@ -56,3 +56,8 @@ def filled(kind: Callable[..., T], **given: Any) -> T:
     known = cast(Any, kind).__dataclass_fields__.values()
     without = [each for each in known if each.default is MISSING and each.default_factory is MISSING]
     return kind(**{each.name: nothing.get(each.type) for each in without} | given)
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> None:
+    """Fails with all that a program said unless its exit status is 0."""
+    assert done.returncode == 0, done.stdout + done.stderr

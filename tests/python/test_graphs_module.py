@@ -13,7 +13,7 @@ from cudasched.errors import ConfigError
 from cudasched.graphs import Use
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Run
+from support import Run, succeeded
 
 # A program that finds libcuda.so.1 as it is loaded: the simulated driver, or the shim before it.
 PROGRAM = r"""
@@ -63,38 +63,14 @@ def logged():
 """
 
 
-@pytest.fixture(params=["plain", "hooked"])
-def run(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    simulated: Path,
-    python: Run,
-    command: str,
-    quick_device: None,
-) -> Run:
-    """Runs code after PROGRAM, over the simulated driver, and as best-effort work under cudasched."""
-
-    if request.param == "plain":
-        monkeypatch.setenv("CUDASCHED_OFF", "1")
-
-    def plain(code: str) -> subprocess.CompletedProcess[str]:
-        return python(PROGRAM + code, str(simulated))
-
-    def hooked(code: str) -> subprocess.CompletedProcess[str]:
-        program = Path("program.py")
-        program.write_text(PROGRAM + code)
-        arguments = [command, "run", "--class", "best-effort", "--", sys.executable, str(program), "hooked"]
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-
-    return plain if request.param == "plain" else hooked
-
-
-def ok(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture
+def run(plain_or_hooked: Run) -> Run:
+    """Runs code after PROGRAM."""
+    return lambda code: plain_or_hooked(PROGRAM + code)
 
 
 def test_captures_replays_and_updates(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 with graphs.capture(stream.value) as captured:
@@ -124,7 +100,7 @@ assert logged() == [5]
 
 
 def test_too_few_arguments_and_of_other_sizes_are_refused(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 graph = graphs.Graph()
@@ -151,7 +127,7 @@ assert logged() == [3]
 
 
 def test_conditional_nodes(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 call("cuMemcpyHtoD_v2", left, byref(c_uint64(3)), c_uint64(8))
@@ -176,7 +152,7 @@ assert logged() == [7, 7, 7, 12, 20], "wrong"
 
 
 def test_a_condition_decides_one_node(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 graph = graphs.Graph()
@@ -194,7 +170,7 @@ else:
 
 
 def test_a_graph_lives_as_long_as_what_names_a_part_of_it(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 import gc, weakref
@@ -256,11 +232,11 @@ assert wanted <= whole, whole
 """
     )
     arguments = [command, "run", "--class", "best-effort", "--", sys.executable, "program.py", "hooked"]
-    ok(subprocess.run(arguments, capture_output=True, text=True, timeout=120))
+    succeeded(subprocess.run(arguments, capture_output=True, text=True, timeout=120))
 
 
 def test_a_program_that_fails_in_a_capture_goes_on(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 for breaks in (False, True):
@@ -287,7 +263,7 @@ assert logged() == [2]
 
 def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DRIVER_VERSION", "12020")
-    ok(
+    succeeded(
         run(
             """
 def said(ask):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from cudasched.memory import Pool
-from support import Run
+from support import Run, succeeded
 
 PROGRAM = r"""
 import ctypes, os, sys
@@ -58,38 +54,15 @@ def word(address):
 """
 
 
-@pytest.fixture(params=["plain", "hooked"])
-def run(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    simulated: Path,
-    python: Run,
-    command: str,
-    quick_device: None,
-) -> Run:
-    """Runs code after PROGRAM, over the simulated driver, and as best-effort work under cudasched."""
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, plain_or_hooked: Run) -> Run:
+    """Runs code after PROGRAM."""
     monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", "1024")
-    if request.param == "plain":
-        monkeypatch.setenv("CUDASCHED_OFF", "1")
-
-    def plain(code: str) -> subprocess.CompletedProcess[str]:
-        return python(PROGRAM + code, str(simulated))
-
-    def hooked(code: str) -> subprocess.CompletedProcess[str]:
-        program = Path("program.py")
-        program.write_text(PROGRAM + code)
-        arguments = [command, "run", "--class", "best-effort", "--", sys.executable, str(program), "hooked"]
-        return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-
-    return plain if request.param == "plain" else hooked
-
-
-def ok(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.returncode == 0, done.stdout + done.stderr
+    return lambda code: plain_or_hooked(PROGRAM + code)
 
 
 def test_scattered_free_memory_is_one_large_block(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 before = free_memory()
@@ -120,7 +93,7 @@ assert "is closed" in error_of(PoolError, pool.statistics)
 
 # Kernels that the program has launched, and that may be in cudasched's ring still, see their memory to their end.
 def test_memory_moves_behind_the_work_that_uses_it(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 results = Pool().allocate(2 * MIB)
@@ -149,7 +122,7 @@ pool.close()
 
 
 def test_errors_say_what_to_do(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 assert "no device 7" in error_of(PoolError, lambda: Pool(7))
@@ -178,7 +151,7 @@ assert "is closed" in error_of(PoolError, lambda: pool.allocate(1))
 
 
 def test_an_error_in_the_block_is_the_one_that_is_seen(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 def leave():
@@ -193,7 +166,7 @@ assert error_of(ValueError, leave) == "the program's own"
 
 # PyTorch for the host alone has no pools: a stand-in looks the functions up as PyTorch does.
 def test_pytorch_takes_its_memory_from_a_pool(run: Run) -> None:
-    ok(
+    succeeded(
         run(
             """
 import types
@@ -235,7 +208,7 @@ def test_without_a_driver_the_error_says_so(python: Run, monkeypatch: pytest.Mon
         "try: memory.Pool()\nexcept memory.PoolError as error: assert 'no NVIDIA driver' in str(error)\n"
         "else: raise SystemExit('no error')"
     )
-    ok(done)
+    succeeded(done)
 
 
 @pytest.mark.parametrize("limit", ["much", -1, 12.5, True])
