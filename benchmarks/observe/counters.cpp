@@ -32,12 +32,12 @@ void count(Process& process, std::uint64_t position) {
   std::int64_t pushed_ns = 0;
   if (is_timed(position)) pushed_ns = now_ns();  // Queue::push_locked
   Shard& shard = process.counters.shard(3);
-  shard.gated.fetch_add(1, std::memory_order_relaxed);  // Gate::admit_gated
-  if (is_timed(position)) {                             // Launcher::consume; Sampler::completed
+  shard.gated_launches.fetch_add(1, std::memory_order_relaxed);  // Gate::admit_gated
+  if (is_timed(position)) {                                      // Launcher::consume; Sampler::completed
     process.queue_waits.add(now_ns() - pushed_ns);
     process.counters.predictions.add(20'000, 25'000, 21'000);
   }
-  shard.offloaded.fetch_add(1, std::memory_order_relaxed);  // GateAdmission::submitted
+  shard.offloaded_launches.fetch_add(1, std::memory_order_relaxed);  // Gate::submitted
   process.gpu_ns.store(process.gpu_ns.load(std::memory_order_relaxed) + 20'000, std::memory_order_relaxed);  // retire
 }
 

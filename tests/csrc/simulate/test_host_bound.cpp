@@ -17,7 +17,7 @@ namespace {
 #ifdef __SANITIZE_ADDRESS__
 constexpr std::int64_t kEndNs = 4 * kSecondNs;
 constexpr int kServers = 6;
-constexpr double kChance = 0.03;  // of a share of requests, which are fewer
+constexpr double kChance = 0.04;  // of a share of requests, which are fewer
 #else
 constexpr std::int64_t kEndNs = 12 * kSecondNs;
 constexpr int kServers = 24;
