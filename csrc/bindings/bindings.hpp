@@ -1,7 +1,7 @@
-// What the source files of `_core` share. Each but core.cpp is the face of one room, NAME.cpp, and adds it to the
-// module by `void bind_NAME(pybind11::module_&)`; CMakeLists.txt makes the table of them.
+// Declarations that the source files of `_core` share. Each file NAME.cpp but core.cpp is the face of one room, and
+// `void bind_NAME(pybind11::module_&)` adds the room to the module; CMakeLists.txt makes the table of these functions.
 //
-// Errors of base/error.hpp that a face throws become those of cudasched.errors that have their names.
+// Errors of base/error.hpp that a face throws become the errors of the same names in cudasched.errors.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace cudasched::bindings {
 
-// Throws cudasched.errors.`type`. Call it with the GIL.
+// Throws cudasched.errors.`type`. The caller holds the GIL.
 [[noreturn]] void raise(const char* type, const std::string& message);
 
 }  // namespace cudasched::bindings

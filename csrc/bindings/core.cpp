@@ -56,8 +56,8 @@ std::pair<std::string, std::vector<cudasched_client>> read_table(const std::stri
   return {device_name.data(), clients};
 }
 
-// Calls function(begun, *arguments) with an empty list, and where that raises once more with what it has put there: an
-// exception of a signal handler may come at any bytecode, and the first error goes on.
+// Calls function(begun, *arguments) with an empty list, and after an exception once more with the list as filled. A
+// signal handler's exception may come at any bytecode, and the first error goes on.
 PyObject* call_to_its_end(PyObject* function, PyObject* const* arguments, Py_ssize_t count) {
   std::array<PyObject*, 8> all{};
   if (static_cast<std::size_t>(count) >= all.size()) return PyErr_Format(PyExc_TypeError, "too many arguments");

@@ -1,5 +1,5 @@
-// `_core.launch_features` and `_core.Replay`: what the trees see of recorded launches, and what the predictor would
-// have said of them. Both take a recording's columns as a dict of numpy arrays:
+// `_core.launch_features` and `_core.Replay`: the trees' features of recorded launches, and the predictor's answers to
+// recorded launches. Both take a recording's columns as a dict of numpy arrays:
 //   grid_x .. cluster_z, dynamic_shared_bytes, static_shared_bytes, local_bytes, registers, max_threads,
 //   blocks_per_sm, parameter_bytes: one number a launch
 //   function, functions: index into a list of mangled names; -1 for graphs
@@ -8,7 +8,7 @@
 //   pointers, pointer_offsets: alike, which words of a block were pointers; optional
 // and Replay also
 //   duration_ns (0 or less: not timed), and, if there are such: overlapped, busy, graph (a number a graph);
-//   elapsed_ns: what two events around the launch gave; the predictor then learns from these, as at run time
+//   elapsed_ns: the time between two events around the launch; the predictor then learns from it, as at run time
 //   submitted_ns, completed_ns: a launch is learned from when it has completed; without them, before the next launch.
 #include "predict/predictor.hpp"
 
@@ -228,7 +228,7 @@ py::array_t<float> launch_features(const py::dict& columns, int sm_count, int ma
   return out;
 }
 
-// What each launch makes of the GPU, with the times that are given; graphs have zeros.
+// Each launch's outlook on the GPU, by the given times; graphs have zeros.
 py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::array::c_style>& durations_ns,
                          int sm_count, int max_threads_per_sm) {
   const Launches launches(columns, sm_count, max_threads_per_sm);

@@ -1,4 +1,4 @@
-// `_core.replay` and what it takes: recorded launches under the scheduler's code and a virtual clock, for
+// `_core.replay` and its inputs: recorded launches under the scheduler's code and a virtual clock, for
 // cudasched.simulate.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -51,7 +51,7 @@ class Trace {
     }
   }
 
-  // Of what is known of the host itself: `waits` says where the program waited for the GPU before a launch.
+  // From a known host: `waits` says where the program waited for the GPU before a launch.
   static Trace of_host(const std::vector<std::int64_t>& gap_ns, const std::vector<std::int64_t>& duration_ns,
                        const std::vector<bool>& waits) {
     if (gap_ns.size() != duration_ns.size() || waits.size() != duration_ns.size()) {

@@ -272,7 +272,7 @@ Plan Layout::plan(Bytes bytes, Stream stream) {
 
   Bytes missing = rounded(plan.begin + bytes, page_) - plan.at;
   std::vector<Span> unmap;
-  const Candidate* larger = nullptr;  // the smallest free chunk that is larger than what is missing
+  const Candidate* larger = nullptr;  // the smallest free chunk that is larger than the missing bytes
   for (const Candidate& each : candidates) {
     if (each.piece.bytes > missing) {
       if (missing != 0) larger = &each;
@@ -388,7 +388,7 @@ void Layout::mapped(Bytes at, const std::vector<Chunk>& chunks) {
   add(cut(part_at(at), at, end, State::kFree));
 }
 
-// ---- what is there
+// ---- the contents
 
 bool Layout::has_pending() const {
   return std::any_of(streams_.begin(), streams_.end(), [](const auto& each) {

@@ -8,7 +8,7 @@
 //
 // A chunk is at most `chunk_bytes`, and no block takes a whole free chunk larger than itself (and than a page). Large
 // blocks have few chunks, because the driver's time goes by the chunk, and small blocks hold no large ones back. Blocks
-// of whole pages begin at a page. So what cannot move is less than two pages beside each block of another size.
+// of whole pages begin at a page. So less than two pages of free memory beside each block of another size cannot move.
 //
 // Free memory belongs to the stream on which it was freed: work of that stream may still use it. A block goes to the
 // same stream at once, to another one after passed(), and only then do its chunks move.
@@ -105,7 +105,7 @@ class Layout {
   Bytes page() const noexcept { return page_; }
   static Bytes rounded(Bytes bytes, Bytes unit) noexcept { return (bytes + unit - 1) / unit * unit; }
 
-  // What is there, for whoever looks: mapped chunks by address, unmapped ones, blocks in use by address.
+  // The contents, for observers: mapped chunks by address, unmapped chunks, blocks in use by address.
   struct Piece {
     Chunk chunk = 0;
     Bytes bytes = 0;

@@ -2,8 +2,8 @@
 // driver. For programs that ask for it; the hook knows of it as of any program's memory.
 //
 // Sizes are bytes; an address is 512-byte aligned, and page-aligned where the size is whole pages. A block freed on a
-// stream answers the next allocation of its size on that stream at once, without a call that changes a mapping. On
-// another stream free memory is used again, or moved, after the work that was on the stream when it was freed:
+// stream answers the next allocation of its size on that stream at once, without a call that changes a mapping. Another
+// stream uses free memory, and the pool moves it, only after the work that was on the freeing stream at the free:
 // PyTorch's and RMM's rule. As with cudaFreeAsync, free() names a stream that is behind all use of the block and behind
 // its allocation. An allocation on a capturing stream takes memory that no work uses, because a graph runs on any
 // stream.

@@ -1,5 +1,5 @@
-// When does a latency client that is active become idle? Rules over what was seen of it; the runtime asks the driver
-// and keeps the arbiter's word (runtime/latency/latency_activity.hpp).
+// When does a latency client that is active become idle? Rules over the observations of the client; the runtime asks
+// the driver and keeps the arbiter's word (runtime/latency/latency_activity.hpp).
 //
 // Two callers ask: the program's thread that has just synchronised, and the ticker, about every millisecond, for
 // programs that never do. Pure: times are passed in.
@@ -9,7 +9,7 @@
 
 namespace cudasched::schedule {
 
-// What the driver says of the streams that the client launched on.
+// The driver's word on the streams that the client launched on.
 enum class Work : std::uint8_t { kDone, kRunning, kUnknown };
 
 struct ActivityView {
@@ -32,22 +32,22 @@ constexpr bool quiet_for_long(const ActivityView& view) noexcept {
   return view.by_ticker && view.now_ns - view.last_launch_ns > view.max_idle_hold_ns;
 }
 
-// Is the driver to be asked for its work at all? Not by the ticker where the program ends its requests itself and has
-// launched since the last tick: its input may be on the GPU and the kernels on their way. In an open region only after
-// max_idle_hold without a launch.
+// May the caller ask the driver about the client's work? The ticker may not where the program ends its requests itself
+// and has launched since the last tick: the input may be on the GPU and the kernels on the way. In an open region only
+// after max_idle_hold without a launch.
 constexpr bool may_have_ended(const ActivityView& view) noexcept {
   if (view.in_region) return quiet_for_long(view);
   return !view.by_ticker || !view.launched_since_last_tick || !view.ends_itself ||
          view.now_ns - view.active_since_ns >= kActivityGraceNs;
 }
 
-// And with that answer: has it? Unknown work counts as done after max_idle_hold.
+// With the driver's answer: has the client become idle? Unknown work counts as done after max_idle_hold.
 constexpr bool has_ended(const ActivityView& view, Work work) noexcept {
   return work == Work::kDone || (work == Work::kUnknown && quiet_for_long(view));
 }
 
-// A launch that does not return (its thread was ended in the driver, or it waits for best-effort work) keeps the client
-// active for max_idle_hold only.
+// A launch that does not return keeps the client active for max_idle_hold only. Its thread may have ended in the
+// driver, or the launch may wait for best-effort work.
 constexpr bool launch_hangs(const ActivityView& view) noexcept {
   return view.by_ticker && view.launching_since_ns != 0 &&
          view.now_ns - view.launching_since_ns > view.max_idle_hold_ns;

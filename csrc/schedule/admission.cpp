@@ -13,14 +13,14 @@ constexpr Decision kGo{Answer::kSubmit, 0};
 // other context and back, which takes longer than most kernels: with 20 us in flight it got a third of the gaps.
 constexpr std::int64_t kSlicedLeadNs = 200'000;
 
-// How long a launch waits at most until it asks anew what latency work has on the GPU.
+// How long a launch waits at most until the next look at the latency work on the GPU.
 constexpr std::int64_t kLookAgainNs = 200'000;
 
 Decision wait_for_time(std::int64_t wait_ns) noexcept {
   return {Answer::kWaitForTime, std::max<std::int64_t>(wait_ns, 1)};
 }
 
-// What remains to be asked once latency work does not stand in the way.
+// The rest of the decision, once latency work does not stand in the way.
 Decision just_in_time(const Snapshot& snapshot) noexcept {
   if (!snapshot.my_turn) return {Answer::kWaitForTurn, 0};
   if (snapshot.in_flight_ns > snapshot.lead_ns) return wait_for_time(snapshot.in_flight_ns - snapshot.lead_ns);
@@ -73,7 +73,7 @@ Decision harvest(const Snapshot& snapshot) noexcept {
   }
   const std::int64_t on_gpu_ns = snapshot.in_flight_ns + requests.gpu_ns;
   const std::int64_t most_ns = snapshot.in_flight_ns + requests.gpu_most_ns + snapshot.longest_ns();
-  // What the GPU has at most may turn out to be less, as long as the host has time left.
+  // The GPU's work may turn out to be less than the most, as long as the host has time left.
   if (const std::int64_t excess_ns = late_by_ns(requests, most_ns) - requests.late_ns; excess_ns > 0) {
     const std::int64_t spare_ns = requests.left_host_ns - requests.left_gpu_ns;
     if (spare_ns <= 0) return {Answer::kWaitForLatency, 0};

@@ -29,7 +29,7 @@ Arrivals::Arrivals(double miss_probability) noexcept {
 void Arrivals::arrived(std::int64_t now_ns) noexcept {
   hint_until_ns_ = 0;
   if (count_ > 0 && now_ns <= time(0)) return;
-  // After a silence the rhythm is taken to be what it was; only its phase is new.
+  // A silence is taken to keep the rhythm; only the phase is new.
   const bool silent = count_ > 0 && fitted() && static_cast<double>(now_ns - time(0)) > kSilentPeriods * period_ns_;
   const bool goes_on = silent && periodic() && count_ > 1;
   if (silent && !goes_on) period_ns_ = 0;
@@ -51,7 +51,7 @@ void Arrivals::arrived(std::int64_t now_ns) noexcept {
 
 bool Arrivals::fit() noexcept {
   if (count_ < kTimes) {
-    phase_ns_ = 0;  // what was found before a silence goes on from the last arrival
+    phase_ns_ = 0;  // the period from before a silence goes on from the last arrival
     return false;
   }
   period_ns_ = 0;

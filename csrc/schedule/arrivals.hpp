@@ -1,14 +1,14 @@
 // When does a latency client's next work come? One of these a latency client. Three sources, the surest first: the
-// client said so (expect); its arrivals are periodic, found on line; or, where a miss probability was stated, how often
-// they came of late.
+// client's hint (expect); periodic arrivals, found on line; or, where a miss probability was stated, the arrivals' rate
+// of late.
 //
-// Periodic: a line is fitted through the last arrivals (a left-out one is allowed for), and what it predicts is
-// compared with what comes. Only predictions that have come true of late are told, or those of a line so good that
-// chance does not draw it. What is due is waited for a while longer than the line is wide: a long kernel that starts
-// just before it comes after all costs it far more than best effort loses by waiting.
-// Rate: arrivals as of a Poisson process whose rate is known from the last gaps and the silence since; `free_ns` is the
-// time within which the next one comes with the miss probability at most. Off by default: where arrivals are
-// memoryless, waiting for a better moment brings none.
+// Periodic: a line is fitted through the last arrivals (a left-out one is allowed for), and each arrival tests the
+// line's prediction. Only predictions that have come true of late are told, or those of a line so good that chance does
+// not draw it. Best effort waits for a due arrival a while longer than the line is wide. A long kernel that starts just
+// before a late arrival costs the request far more than best effort loses by waiting.
+// Rate: arrivals as of a Poisson
+// process whose rate is known from the last gaps and the silence since. Within `free_ns` the next one comes with the
+// miss probability at most. Off by default: where arrivals are memoryless, waiting for a better moment brings none.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. Times in nanoseconds.
 #pragma once
@@ -28,12 +28,12 @@ class Arrivals {
   static constexpr int kTrue = 6;                         // so many must have come true
   static constexpr int kSilentPeriods = 4;                // after so many without arrival, nothing is foreseen
   static constexpr std::int64_t kReadyAheadNs = 250'000;  // a timer that ends late, and a change of contexts
-  static constexpr std::int64_t kShare = 32;  // of best effort's time, what being ready or waiting for late ones costs
+  static constexpr std::int64_t kShare = 32;  // the part of best effort's time that readiness and late arrivals cost
   static constexpr std::int64_t kLateNs = 1'000'000;  // a late program is waited for so long, if kShare allows
   static constexpr std::int64_t kLongestHintNs = 1'000'000'000;  // a hint further ahead counts as this
 
-  // For Snapshot::free_ns and foreseen_over_ns; and in how long the client should see to it that the GPU is its own
-  // when the next one comes (0: not at all, as it is not foreseen so closely that best effort would lose little by it).
+  // For Snapshot::free_ns and foreseen_over_ns. `ready_ns`: in how long the client should make the GPU its own for the
+  // next arrival. 0: not at all, because the forecast is so loose that best effort would lose much.
   struct Foresight {
     std::int64_t free_ns = Snapshot::kLongAgoNs;
     std::int64_t over_ns = 0;

@@ -1,17 +1,17 @@
-// Cheap estimates of how long launches take, for while no latency client is on the device: the bound of what is in
-// flight then (Admission's kMostUngatedNs) need not be exact, and a prediction for each launch would cost more than it
-// is worth. By function and geometry alone, in a table with one place a key; the first launch of a key asks the
-// predictor. Completions put an estimate right: a marker says within which times its segment ended.
+// Cheap estimates of how long launches take, for while no latency client is on the device. The bound of the work in
+// flight (kMostUngatedNs, admission.hpp) need not be exact then, and a prediction for each launch would cost too much.
+// By function and geometry alone, in a table with one place a key; the first launch of a key asks the predictor.
+// Completions put an estimate right: a marker says within which times its segment ended.
 //
-// An estimate is proven once launches of the key were seen to take no more and no less than it by more than kWrongBy
-// times, twice, kSettleNs apart. Until then it counts at least kUnprovenNs, so that few launches of a kernel that takes
-// a thousand times longer than predicted are in flight before the first of them tells. Where launches together have
-// taken kWrongBy times as long as estimated for kSettleNs, all estimates have to be proven anew (doubt).
+// An estimate is proven once launches of the key were within kWrongBy times of it, above and below, twice, kSettleNs
+// apart. Until then an estimate counts at least kUnprovenNs. So few launches of a kernel that takes a thousand times
+// longer than predicted are in flight before the first one tells. Where launches together have taken kWrongBy times as
+// long as estimated for kSettleNs, all estimates have to be proven anew (doubt).
 //
-// A launch that another process interrupted takes longer for once. So what takes kWrongBy times as long, a launch or a
-// segment, has to do so for kSettleNs, with none between that is as estimated. Else an estimate rises at once. It falls
-// by half in kSettleNs at most: a device that was stopped for a while, as a guest's is, then seems to complete in a
-// moment what it did not run in that moment.
+// A launch that another process interrupted takes longer for once. So launches or segments have to take kWrongBy times
+// as long for kSettleNs, with none as estimated between them. Else an estimate rises at once. An estimate falls by half
+// in kSettleNs at most. A device that was stopped for a while, as a guest's is, seems to complete a backlog in a
+// moment.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock. 112 KiB.
 #pragma once
@@ -30,7 +30,7 @@ class Estimates {
   static constexpr std::int64_t kUnprovenNs = 1'000'000;
   static constexpr std::int64_t kWrongBy = 4;
   static constexpr std::int64_t kSettleNs = 5'000'000;
-  static constexpr std::int64_t kFinestNs = 10'000;  // what completions say of shorter ones is not exact
+  static constexpr std::int64_t kFinestNs = 10'000;  // completions do not time shorter launches exactly
 
   // Never 0.
   static std::uint64_t key_of(const void* function, const unsigned (&grid)[3], const unsigned (&block)[3]) noexcept {
@@ -59,10 +59,10 @@ class Estimates {
         .key = key, .duration_ns = std::max<std::int64_t>(duration_ns, 0), .is_collective = is_collective};
   }
 
-  // What is observed from now on was seen complete at that time.
+  // The completion time of later observations.
   void look(std::int64_t now_ns) noexcept { now_ns_ = now_ns; }
 
-  // A launch of the key took between these.
+  // A launch of the key took between these times.
   void observe(std::uint64_t key, std::int64_t least_ns, std::int64_t most_ns) noexcept {
     Place& place = places_[key % kPlaces];
     if (place.key != key || least_ns > most_ns) return;
@@ -84,7 +84,7 @@ class Estimates {
     }
   }
 
-  // Launches that were estimated to take `estimated_ns` together took between these.
+  // Launches that were estimated to take `estimated_ns` together took between these times.
   void observe_together(std::int64_t estimated_ns, std::int64_t least_ns, std::int64_t most_ns) noexcept {
     const std::int64_t limit_ns = kWrongBy * estimated_ns;
     if (!believed(wrong_since_ns_, limit_ns, least_ns, most_ns) || least_ns <= limit_ns) return;
@@ -92,13 +92,13 @@ class Estimates {
     doubted_ns_ = now_ns_;
   }
 
-  // What the predictor says may have changed.
+  // The predictor's answers may have changed.
   void clear() noexcept { places_.fill({}); }
 
  private:
   static constexpr std::uint64_t kSeed = 0x9e37'79b9'7f4a'7c15ULL;
 
-  // Whether what took between these is within the limit, or beyond it for long enough.
+  // Is a time between these within the limit, or has it been beyond the limit for long enough?
   bool believed(std::int64_t& wrong_since_ns, std::int64_t limit_ns, std::int64_t least_ns,
                 std::int64_t most_ns) const noexcept {
     if (least_ns <= limit_ns) {

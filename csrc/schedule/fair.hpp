@@ -1,5 +1,5 @@
-// Weighted fair between best-effort clients, by predicted GPU time. A client's virtual time grows with the GPU time
-// that it was given, more slowly the higher its priority; the one with the least is next. Each client keeps its own
+// Weighted fair between best-effort clients, by predicted GPU time. A client's virtual time grows with the client's GPU
+// time, more slowly the higher its priority. The client with the least virtual time is next. Each client keeps its own
 // virtual time in its slot of the arbiter, so a killed one leaves nothing to mend.
 //
 // Without MPS one client feeds at a time, and virtual times say which client has the next turn (turn.hpp). Under MPS
@@ -15,7 +15,7 @@ namespace cudasched::schedule {
 inline constexpr int kLargestPriority = 8;        // and its negative; priorities beyond count as these
 inline constexpr std::int64_t kIdleNs = 300'000;  // without work in flight: a client is idle, if it does not wait
 
-// Is nothing in flight, and has been so for a while? What is in flight is predicted to last until `in_flight_until_ns`.
+// Is nothing in flight, and has been so for a while? Work in flight is predicted to last until `in_flight_until_ns`.
 constexpr bool is_idle(std::int64_t in_flight_until_ns, std::int64_t now_ns) noexcept {
   return in_flight_until_ns < now_ns - kIdleNs;
 }
@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kEvenWeightMilli = 1'000;
 inline constexpr std::uint32_t kLeastWeightMilli = 10;
 inline constexpr std::uint32_t kMostWeightMilli = 100'000;
 
-// What `gpu_ns` of GPU time add to the virtual time of a client with this priority and weight. One step of priority
+// The virtual time that `gpu_ns` of GPU time add for a client with this priority and weight. One step of priority
 // doubles a client's share, and its weight multiplies it. Never 0, so that a client that launches moves on.
 std::int64_t charge_ns(std::int64_t gpu_ns, std::int32_t priority,
                        std::uint32_t weight_milli = kEvenWeightMilli) noexcept;
@@ -39,7 +39,7 @@ struct JoinView {
 
 // The virtual time of a client that joins, or rejoins after it was idle. Idle time is not owed to it, so it starts at
 // the least virtual time of the clients at work. Where none is at work, a joining client starts at the largest virtual
-// time: a client that joins next may not find itself far ahead of it for the time received while alone.
+// time. So a client that joins next is not far ahead for the time that the first one received while alone.
 std::int64_t joined_ns(const JoinView& view) noexcept;
 
 struct FairView {

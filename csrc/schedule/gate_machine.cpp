@@ -22,7 +22,7 @@ Ledger::Gpu GateMachine::gpu() const noexcept {
   return in_gaps ? Gpu::kInGaps : latency_was_active_ ? Gpu::kShared : Gpu::kOwn;
 }
 
-// ---- what is in flight ---------------------------------------------------------------------------------------------
+// ---- work in flight ------------------------------------------------------------------------------------------------
 
 void GateMachine::learn(int segment, const Ledger::Completed& completed, bool marked) noexcept {
   const Note note = std::exchange(at(segment), {});
@@ -77,13 +77,13 @@ GateMachine::Verdict GateMachine::decide(Launch& launch, int own_latency, const 
       neighbours_.rejoined(now);
     }
   } else {
-    // What a look saw lasts until the next one.
+    // A look's findings hold until the next look.
     const std::int64_t passed_ns = now - launch.looked_ns;
     if (!launch.was_active) launch.calm_ns += passed_ns;
     if (launch.for_turn) launch.turn_ns += passed_ns;
     if (launch.for_lead) launch.held_ns += passed_ns;
   }
-  // This client's own state, and by Neighbours what the arbiter tells of others.
+  // This client's own state, and by Neighbours the arbiter's words on others.
   Snapshot& snapshot = seen_ = {};
   snapshot.predicted_ns = launch.predicted_ns;
   snapshot.bound_ns = launch.bound_ns;

@@ -1,13 +1,13 @@
 // Giving memory back. A latency client whose allocation fails asks the best-effort clients of its GPU to empty their
-// caches, and tries again after each answer. Until its request is over, what was freed is reserved for it: best-effort
-// allocations of clients that have answered wait.
+// caches, and tries again after each answer. Until the request is over, the freed memory is reserved for that client:
+// best-effort allocations of clients that have answered wait.
 //
 // Every wait is bounded by the request's own time. A client owes an answer only while it lives and says that it has a
-// cache to empty; one that cannot empty it now (a capture, latency work of its own) answers at once without having done
-// so. A client that has not answered yet never waits: the thread that allocates may hold the lock that emptying its
-// cache takes.
+// cache to empty. One that cannot empty the cache now (a capture, latency work of its own) answers at once, with the
+// cache full. A client that has not answered yet never waits: the thread that allocates may hold the lock that emptying
+// its cache takes.
 //
-// Pure: functions over what the shared table shows.
+// Pure: functions over the shared table's words.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ constexpr bool yields(const MemoryRequest& request, const MemoryGiver& own, std:
   return is_open(request, now_ns) && (!own.gives || own.answered >= request.number);
 }
 
-// The number with which a client answers this request and what it has answered before; 0: nothing is to be answered.
+// The number with which a client answers this request, if it has not answered before; 0: it owes no answer.
 constexpr std::uint64_t answer_for(const MemoryRequest& request, const MemoryGiver& own, std::int64_t now_ns) noexcept {
   return is_open(request, now_ns) && own.gives && own.answered < request.number ? request.number : 0;
 }

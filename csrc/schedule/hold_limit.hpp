@@ -1,16 +1,16 @@
-// How long a launch may be held because of what is in flight. A launch that is held for the lead may be what the work
-// in flight waits for: a collective waits for kernels of other streams, of other devices and of other processes. So
-// such a hold ends in exceptions, one launch at a time:
+// How long a launch may be held because of work in flight. The work in flight may wait for the very launch that is
+// held: a collective waits for kernels of other streams, other devices and other processes. So such a hold ends in
+// exceptions, one launch at a time:
 //
 //   kWaitedFor  the first segment of the launch's own stream is late, work of other streams is queued behind the launch
 //               (the late segment may wait for that), and nothing was complete for kWaitedForNs: one launch goes, and
-//               one more for each further kWaitedForNs. What is queued for other streams is not held by a late segment
-//               in the first place (Ledger::remaining_ns).
+//               one more for each further kWaitedForNs. A late segment does not hold launches of other streams in the
+//               first place (Ledger::remaining_ns).
 //   kBackstop   nothing at all was complete for kBackstopNs, and something is late: one launch goes for each
 //               kBetweenNs. After kLongestNs also where nothing is late: a prediction may be far too long.
 //
-// Time is observed own time (Ledger::observed_ns), and counts from the moment that the launch was first held: neither
-// latency work nor another client's turn brings an exception nearer.
+// Time is observed own time (Ledger::observed_ns) since the launch was first held. So neither latency work nor another
+// client's turn brings an exception nearer.
 //
 // Pure: no clock, no driver. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -37,8 +37,8 @@ class HoldLimit {
     bool others_queued = false;       // operations of other streams are queued behind it, or that is not known
   };
 
-  // A launch is held for the first time. Another one may have been held until a moment ago, so what has passed since
-  // the last completion while launches were held still counts.
+  // A launch is held for the first time. Another one may have been held until a moment ago, so held time since the last
+  // completion still counts.
   void begin(std::int64_t observed_ns) noexcept {
     if (observed_ns - held_ns_ <= kBetweenNs) return;
     completed_ns_ = passed_ns_ = observed_ns;

@@ -1,5 +1,6 @@
-// Best effort beside host-bound requests, as a gate sees them that looks now and then: what is left of their segments,
-// what latency work has on the GPU, and where contexts take turns, when the gate closes. admission.hpp has the rule.
+// Best effort beside host-bound requests, by a gate's looks now and then. The gate sees the rest of each segment and
+// the latency work on the GPU. Where contexts take turns, the gate also decides when to close. admission.hpp has the
+// rule.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -19,12 +20,12 @@ constexpr std::int64_t late_by_ns(const HostBound& requests, std::int64_t on_gpu
   return on_gpu_ns + requests.left_gpu_ns - requests.left_host_ns;
 }
 
-// What active latency clients tell of their segments, put together for one decision. One that says nothing, or whose
-// segment has gone on for far longer than such segments do, makes the whole unknown. Of several, the GPU time adds up;
-// the least host time, and the least that any may lose, hold for all.
+// The segments of all active latency clients, put together for one decision. One that says nothing, or whose segment
+// has gone on for far longer than such segments do, makes the whole unknown. Of several, the GPU time adds up; the
+// least host time, and the least that any may lose, hold for all.
 //
-// A client says after each launch what host time is left then, and not when that was: it counts from the moment at
-// which a gate has first seen it. So a program that has come to its wait, or is slow, is taken to be later and later.
+// After each launch a client tells the host time left, without the time of the launch. The host time counts from a
+// gate's first look at it. So a program that waits, or is slow, is taken to be later and later.
 class SegmentReader {
  public:
   static constexpr std::size_t kClients = 64;
@@ -32,7 +33,7 @@ class SegmentReader {
   // A new decision.
   void begin(std::int64_t now_ns) noexcept;
   void add(int client, const Segments::Told& told) noexcept;
-  // known, and what is left.
+  // Of HostBound: `known` and the times left.
   const HostBound& requests() const noexcept { return requests_; }
 
  private:
@@ -54,8 +55,8 @@ inline bool worth_waking(std::uint64_t left) noexcept { return leaves(left, kWor
 // submitted. Each client marks one launch in SegmentProgress::kPeriod.
 struct Progress {
   std::int64_t submitted_ns = 0;
-  std::int64_t done_ns = 0;      // what was submitted before is complete
-  std::int64_t not_done_ns = 0;  // when a mark was last asked for, what was submitted from here on was not complete
+  std::int64_t done_ns = 0;      // work before this position is complete
+  std::int64_t not_done_ns = 0;  // at the last query of a mark, work from this position on was not complete
 };
 
 // A latency client's own view of it: launch by launch, with one mark on its way at a time.
@@ -98,7 +99,7 @@ class SegmentProgress {
 //   most_ns    nothing is taken to be done that is not known to be: by a mark of the client, or because the GPU had no
 //              best effort meanwhile. Wrong predictions of best effort do not make it less.
 //   likely_ns  between two looks, launches are taken to have come evenly, and the GPU to have worked on them in the
-//              time in which it did not work on best effort, by prediction; within what marks say
+//              time in which it did not work on best effort, by prediction; within the marks
 class LatencyClock {
  public:
   struct View {
@@ -120,13 +121,13 @@ class LatencyClock {
   std::int64_t least_ns_ = 0;
   std::int64_t likely_ns_ = 0;
   std::int64_t most_ns_ = 0;
-  std::int64_t done_ns_ = 0;  // of what was submitted, surely
+  std::int64_t done_ns_ = 0;  // of submitted work, surely
 };
 
-// Where contexts take turns on the GPU: best effort has it from the beginning of a segment until what is left of the
-// segment needs all of it, and then the latency client has it to the segment's end, with one change of contexts there
-// and one back. The gate opens where at least kWorthNs are left. The less a segment may lose, since segments took too
-// long, the earlier the gate closes.
+// Where contexts take turns: best effort has the GPU from the beginning of a segment until the rest of the segment
+// needs all the time left. Then the latency client has the GPU to the segment's end: one change of contexts there and
+// one back. The gate opens where at least kWorthNs are left. The less a segment may lose, since segments took too long,
+// the earlier the gate closes.
 class SegmentGate {
  public:
   static constexpr std::int64_t kWorthNs = kWorthSwitchingNs;
@@ -161,15 +162,15 @@ class SegmentGate {
   bool closed_ = false;
 };
 
-// What one best-effort client's gate makes of what latency clients tell, look after look: begin(), add() for each of
-// them, look(). At every look, whether a request is under way or not, or the clock would lose count.
+// One best-effort client's view of the latency clients' gaps, look after look: begin(), add() for each latency client,
+// look(). At every look, whether a request is under way or not, or the clock would lose count.
 class GapView {
  public:
   // The gate's own client.
   struct Own {
-    std::int64_t in_flight_ns = 0;  // predicted GPU time of what is in flight,
-    std::int64_t longest_ns = 0;    // at most that of the launch that asks,
-    std::int64_t submitted_ns = 0;  // and of what was ever submitted
+    std::int64_t in_flight_ns = 0;  // predicted GPU time of the work in flight,
+    std::int64_t longest_ns = 0;    // at most, of the launch that asks,
+    std::int64_t submitted_ns = 0;  // and of all work ever submitted
     std::uint64_t submitted = 0;    // launches, ever,
     std::uint64_t in_flight = 0;    // and not complete
   };

@@ -1,14 +1,14 @@
 // The lead, found on line: as small as keeps the GPU from running dry between best-effort kernels.
 //
 // Each launch reports how long it was held for the lead's sake and how long the GPU had had nothing to do when it
-// arrived. Dry after holding: the lead was too small, and goes up by a part of the gap; each launch takes the same part
-// of kDryShare of its own time off it. So the GPU is dry for that share of the time, whatever the kernels' lengths.
-// Where nothing was held since the GPU last ran dry, a larger lead would not have helped (the program itself is slow),
-// and it does not go up.
+// arrived. Dry after holding: the lead was too small, and goes up by a part of the gap. Each launch takes the same part
+// of kDryShare of its own time off the lead. So the GPU is dry for that share of the time, whatever the kernels'
+// lengths. Where nothing was held since the GPU last ran dry, the lead does not go up: a larger one would not have
+// helped (the program itself is slow).
 //
-// Where the user states how much slower latency requests may become (max_inflation 1.2: by 20%), a ceiling comes down
-// while more than one request in ten exceeds that, and rises otherwise. It acts on the lead alone: the rest of the
-// kernel in flight stays.
+// The user may state how much slower latency requests may become (max_inflation 1.2: by 20%). A ceiling comes down
+// while more than one request in ten exceeds that limit, and rises otherwise. The ceiling acts on the lead alone: the
+// rest of the kernel in flight stays.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once

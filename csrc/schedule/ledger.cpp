@@ -24,7 +24,7 @@ void Ledger::look(std::int64_t now_ns, Gpu gpu) noexcept {
   now_ns_ = now_ns;
   own_before_ns_ = own_ns_;
   if ((gpu_ == Gpu::kShared || gpu_ == Gpu::kInGaps) && gpu != gpu_) {
-    // What the latency work has left of the GPU is not known: the first segments have their predicted time before them.
+    // The progress beside the latency work is not known: the first segments have their predicted time before them.
     for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
       streams_[static_cast<std::size_t>(__builtin_ctzll(streams))].started_ns = own_ns_;
     }
@@ -261,7 +261,7 @@ Ledger::Completed Ledger::complete(int segment) noexcept {
     const Segment& first = at(stream.first);
     completed.launches += first.launches;
     completed.predicted_ns += first.predicted_ns;
-    // It ended between the two looks: within them, what was predicted is believed.
+    // The segment ended between the two looks: within them, the prediction is believed.
     const std::int64_t started_ns = std::min(stream.started_ns, own_ns_);
     const std::int64_t end_ns =
         std::clamp(started_ns + first.predicted_ns, std::clamp(own_before_ns_, started_ns, own_ns_), own_ns_);

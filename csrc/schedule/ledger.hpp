@@ -1,27 +1,29 @@
-// What is in flight: the launches submitted to a GPU and not complete, as predicted GPU time. One question: how long
+// The work in flight: the launches submitted to a GPU and not complete, as predicted GPU time. One question: how long
 // until the GPU has nothing of this client, and how sure is that.
 //
-// Each stream is a queue of segments. A segment is a run of launches with one marker behind the last of them: an event
-// that the caller records, and whose completion completes the segment and all before it on its stream. There are
-// kMarkers markers. When they run out, neighbouring segments are merged (the earlier marker is given up), so that any
-// depth on any number of streams stays counted, more coarsely. The kStreams - 1 streams that came first have queues of
-// their own; further ones share the last queue, where a marker speaks for its own segment only. Segments of different
-// streams are merged there only where there are more streams than markers.
+// Each stream is a queue of segments. A segment is a run of launches with one marker behind the last launch. A marker
+// is an event that the caller records. The event's completion completes the segment and all before it on the stream.
+// There are kMarkers markers. When all are in use, the ledger merges neighbouring segments (the earlier marker is given
+// up), so that any depth on any number of streams stays counted, more coarsely. The kStreams - 1 streams that came
+// first have queues of their own. Further streams share the last queue, where a marker speaks for its own segment only.
+// Segments of different streams are merged there only where there are more streams than markers.
 //
-// A segment's first launch runs since it was submitted, or since the segment before it was complete; what is in flight
-// shrinks with that clock and is corrected by each completion. The clock counts own time: it stands still while the GPU
-// is another's (latency work that lets nothing in, another client's turn), and starts anew after latency work that let
-// launches in.
+// A segment's first launch runs since it was submitted, or since the segment before it was complete. The time in flight
+// shrinks with that clock, and each completion corrects it. The clock counts own time. The clock stands still while the
+// GPU is another's (latency work that lets nothing in, another client's turn), and starts anew after latency work that
+// let launches in.
 //
 // Late: a stream's first segment has run for longer than predicted by more than tolerance_ns(). Late time is observed
 // own time: time in which latency work is active does not count, nor time in which other streams completed work (the
-// GPU ran that), and what passed between two looks far apart counts as kMostGapNs (the caller may have lost its core).
-// A late segment is taken to run for as long again as it has run, and what is behind it on its stream stays counted. To
-// launches of other streams a late stream counts for nothing: it may be a collective, or another wait for one of them.
+// GPU ran that work). The time between two looks far apart counts as kMostGapNs (the caller may have lost its core). A
+// late segment is taken to run for as long again as it has run, and the segments behind it on the stream stay counted.
+// To launches of other streams a late stream counts for nothing: the late segment may be a collective, or another wait
+// for such a launch.
 //
 // Beside latency work that lets launches in, a segment over its time by kSharedLateNs counts for nothing either:
 // between time slices it does not run, more work in the same slice costs no further context switch, and the slack of
-// the request bounds all of it. In the gaps of latency work it counts: nothing else bounds what piles up behind it.
+// the request bounds all of it. In the gaps of latency work such a segment counts: nothing else bounds the work that
+// piles up behind it.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -43,8 +45,8 @@ class Ledger {
   static constexpr std::int64_t kSharedLateNs = 1'000'000;   // beside latency work
   static constexpr std::uint32_t kSeldom = 16;               // launches to a marker, where one is not wanted for each,
   static constexpr std::int64_t kLongSegmentNs = 2'000'000;  // or this much predicted time
-  static constexpr std::int64_t kOpenNs = 200'000;           // predicted, of what may stay without a marker for now,
-  static constexpr std::uint32_t kOpenLaunches = 64;         // or so many launches
+  static constexpr std::int64_t kOpenNs = 200'000;    // predicted, of launches that may stay without a marker for now,
+  static constexpr std::uint32_t kOpenLaunches = 64;  // or so many launches
   static constexpr std::int64_t kNothingNs = INT64_MAX;
 
   Ledger() noexcept;
@@ -57,14 +59,14 @@ class Ledger {
     kMarked,   // its marker is recorded behind its last launch
   };
 
-  // What a launch became part of. `marks`: its marker is to be recorded behind this launch, and submitted() or
-  // withdraw() must follow; else the launch counts from now on.
+  // The segment that a launch joined. `marks`: the segment's marker is to be recorded behind this launch, and
+  // submitted() or withdraw() must follow; else the launch counts from now on.
   struct Entry {
     int segment = kNone;
     bool marks = false;
   };
 
-  // What a completion said of the segments that it completed: together they took between `least_ns` and `most_ns`.
+  // The segments that a completion completed: together they took between `least_ns` and `most_ns`.
   struct Completed {
     std::uint32_t launches = 0;
     std::int64_t predicted_ns = 0;
@@ -72,8 +74,8 @@ class Ledger {
     std::int64_t most_ns = 0;
   };
 
-  // Whose the GPU was: this client's, this client's beside latency work that is active and bounds by its slack all that
-  // is let in, this client's in the gaps of latency work, or another's.
+  // The owner of the GPU: this client alone, this client beside active latency work whose slack bounds all that goes
+  // in, this client in the gaps of latency work, or another.
   enum class Gpu : std::uint8_t { kOwn, kShared, kInGaps, kAnothers };
 
   // The time is `now_ns`, and completions are looked for. `gpu`: since the last look.
@@ -93,7 +95,7 @@ class Ledger {
   void submitted(int segment, bool recorded) noexcept;
 
   // The marker of this segment's last launch may be left out, where it would cost the program something: the next one
-  // is not far. Without any, what is in flight would be what was predicted, whatever really is.
+  // is not far. Without any marker, predictions alone would give the work in flight.
   bool may_stay_open(int segment) const noexcept {
     const Segment& of = at(segment);
     return of.predicted_ns < kOpenNs && of.launches < kOpenLaunches;
@@ -105,7 +107,7 @@ class Ledger {
   // The segment is not merged with others: it is being timed.
   void pin(int segment, bool pinned) noexcept { segments_[static_cast<std::size_t>(segment)].pinned = pinned; }
 
-  // The marker is complete: so is the segment, and all before it on its stream.
+  // The marker is complete: so is the segment, with all segments before it on the stream.
   Completed complete(int segment) noexcept;
 
   // Its predicted time has passed: for open segments, which have no marker.
@@ -210,7 +212,7 @@ class Ledger {
   bool join(Stream& stream, int before, int segment, int into) noexcept;
   int last_shared(std::uint64_t stream) const noexcept;
   void begin_first(Stream& stream, std::int64_t from_ns, std::int64_t after_ns, std::int64_t before_ns) noexcept;
-  std::int64_t ran_ns(const Stream& stream) const noexcept;  // observed, less what others did meanwhile
+  std::int64_t ran_ns(const Stream& stream) const noexcept;  // observed, less other streams' work meanwhile
   std::int64_t late_ns(const Stream& stream) const noexcept;
   bool waits_for_latency_work(const Stream& stream) const noexcept;
   std::int64_t first_left_ns(const Stream& stream) const noexcept;

@@ -11,7 +11,7 @@
 namespace cudasched::schedule {
 namespace {
 
-// What a damaged word may say at most, so that sums of them do not overflow: a month.
+// The most that a damaged word may say, so that sums of words do not overflow: a month.
 constexpr std::int64_t kPlausibleNs = (std::int64_t{1} << 52) - 1;
 
 constexpr std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
@@ -111,7 +111,7 @@ bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_wa
       !snapshot.latency_active || snapshot.slack_ns != Snapshot::kUnknownNs || snapshot.host_bound.known;
   if (may_go) for_each_table([&](const arbiter::Layout& table) { look_ahead(table, snapshot, now); });
 
-  // Stopped while it waited: what it did not ask for meanwhile is not owed to it.
+  // The client was stopped while it waited: no time of that while is owed to it.
   if (looked_ns_ != 0 && now - looked_ns_ > stale_heartbeat_ns_) rejoined(now);
   looked_ns_ = now;
 
@@ -135,8 +135,7 @@ bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_wa
   return passed_on;
 }
 
-// What latency clients say of their segments; are all of those under way known? Of one on another GPU of the job
-// nothing is.
+// Reads latency clients' segments; are all segments under way known? Of one on another GPU of the job nothing is.
 bool Neighbours::look_at_segments(std::int64_t now) noexcept {
   gaps_.begin(now);
   for_each_slot(latency_clients(*layout_) | active_, [&](int slot) {
@@ -147,7 +146,7 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
     told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);
     told.median_ns = client.segment_median_ns.load(std::memory_order_relaxed);
     told.left = client.segment_left.load(std::memory_order_relaxed);
-    // What is done before what was submitted: so it is no more than that.
+    // done_ns is read before submitted_ns, and so is no larger.
     Progress progress;
     progress.done_ns = client.latency_done_ns.load(std::memory_order_acquire) & kPlausibleNs;
     progress.not_done_ns = client.latency_not_done_ns.load(std::memory_order_acquire) & kPlausibleNs;

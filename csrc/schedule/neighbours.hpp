@@ -65,7 +65,8 @@ class Neighbours {
   // are to look.
   bool look(Snapshot& snapshot, std::int64_t now_ns, std::int64_t turn_waited_ns) noexcept;
 
-  // The slot of this process's latency client, -1: it has none. What runs in the same context takes no turns with it.
+  // The slot of this process's latency client, -1: it has none. Work in the same context takes no turns with this
+  // client's.
   void note_own_latency(int slot) noexcept { own_latency_ = slot; }
 
   // A launch asks, and nothing of this client is in flight: where it has been idle for long, no time is owed to it.
@@ -76,7 +77,7 @@ class Neighbours {
   // and the launch has to look anew.
   bool admitted(const Snapshot& seen, int own_latency_slot) noexcept;
 
-  // What is in flight is predicted to last until then.
+  // Work in flight is predicted to last until then.
   void publish(std::int64_t in_flight_until_ns) noexcept;
 
   // A collective of the job: it is at the gate; how it may go on; it is submitted, with or without the other two. The
@@ -124,10 +125,10 @@ class Neighbours {
   std::int64_t turn_ns_ = 0;
   std::int64_t looked_ns_ = 0;    // 0: not yet
   std::uint64_t active_ = 0;      // slots of the latency clients that the last look saw active on this GPU,
-  std::int64_t admitted_ns_ = 0;  // and what it saw admitted beside them
+  std::int64_t admitted_ns_ = 0;  // and the work that look saw admitted beside these clients
   Rendezvous rendezvous_;
   std::uint64_t turn_word_ = 0;      // the last turn that this client began,
-  std::int64_t turn_used_ns_ = 0;    // and the predicted time of what was admitted in it
+  std::int64_t turn_used_ns_ = 0;    // and the predicted time of the launches admitted in the turn
   std::int64_t own_virtual_ns_ = 0;  // as this client's slot has them
   std::int64_t own_in_flight_until_ns_ = 0;
   bool looks_into_requests_ = false;

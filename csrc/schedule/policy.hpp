@@ -1,6 +1,6 @@
 // Which policy decides, by name, and the interface of a user's own.
 //
-// A policy of one's own is a function from a Snapshot to a Decision, and a pointer that it is given back:
+// A user's policy is a function from a Snapshot to a Decision, and a pointer that each call passes:
 //
 //   Decision politely(const Snapshot& snapshot, void*) noexcept {
 //     if (snapshot.latency_active) return {Answer::kWaitForLatency, 0};
@@ -9,10 +9,10 @@
 //   }
 //   Decider decider(UserPolicy{&politely, nullptr});
 //
-// It is called at each look of a waiting launch, under the gate's lock: it must not block, allocate, throw or call
-// CUDA, and takes a fraction of a microsecond. What it may say is checked (why_refused); a policy that says anything
-// else is refused: from then on every launch is submitted at once, and refused() tells why. What is never the policy's
-// to decide (capture, the GIL, dead clients: docs/order.md) is not asked of it.
+// The gate calls the function at each look of a waiting launch, under the gate's lock. The function must not block,
+// allocate, throw or call CUDA, and takes a fraction of a microsecond. why_refused() checks each answer. A policy with
+// a wrong answer is refused: from then on every launch goes at once, and refused() tells why. Captures, the GIL and
+// dead clients (docs/order.md) are never the policy's to decide.
 //
 // Pure. Decider is not thread-safe: the caller holds a lock.
 #pragma once
@@ -49,9 +49,10 @@ struct UserPolicy {
 inline constexpr std::int64_t kLongestWaitNs = 1'000'000'000;
 inline constexpr std::int64_t kLongestAnswerNs = 1'000'000;
 
-// Why this is no answer to that: an answer that does not exist, a wait that is not positive or longer than a second, a
-// wait for something that is not there, a launch held for over a second while no latency work was active, or an answer
-// that took longer than kLongestAnswerNs. Empty: it is one.
+// Why the decision is no answer to the snapshot; empty: it is one. Refused are: an unknown answer; a wait that is not
+// positive or longer than a second; a time to wait with an answer other than kWaitForTime; a wait for latency work or a
+// turn that is not there. So are a launch held for over a second without active latency work, and an answer that took
+// longer than kLongestAnswerNs.
 std::string_view why_refused(const Snapshot& snapshot, const Decision& decision) noexcept;
 
 class Decider {

@@ -1,14 +1,14 @@
 // When a collective of a job may be submitted while a latency client is on one of the job's GPUs.
 //
 // A collective that runs on one GPU and waits there for a member whose gate is closed takes time slices from requests
-// for as long as the gate stays closed. So members submit a collective together: the first one to reach its gate with
-// it waits for the others. Once a member has submitted it, the others follow at once, even through a closed gate: what
-// it costs a request is then the collective itself, not the wait for it.
+// for as long as the gate stays closed. So members submit a collective together: the first one at a gate waits for the
+// others. Once a member has submitted the collective, the others follow at once, even through a closed gate: the
+// collective itself then costs the request time, not the wait.
 //
-// Members need not run the same collectives (subgroups, pipelines), so a member that does not come is not waited for
-// longer than kLongestNs; after kMissesInARow of those the rule is off for a while, each time for twice as long.
-// Nothing is agreed: each member publishes one word, twice the collectives that it has submitted, plus 1 while the next
-// one is at its gate.
+// Members need not run the same collectives (subgroups, pipelines), so members wait for another one no longer than
+// kLongestNs. After kMissesInARow such misses the rule is off for a while, each time for twice as long. Nothing is
+// agreed: each member publishes one word, twice the collectives that it has submitted, plus 1 while the next one is at
+// its gate.
 //
 // Pure: no clock, no driver. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace cudasched::schedule {
 
-// What the other members have published.
+// The other members' published words.
 struct JobProgress {
   std::uint64_t least_arrived = ~std::uint64_t{0};  // collectives that have reached the gate of the last member
   std::uint64_t most_submitted = 0;                 // collectives that some member has submitted
@@ -42,7 +42,7 @@ class Rendezvous {
     kNow,     // a member has submitted it: now, whatever the policy says
   };
 
-  // What this member publishes.
+  // This member's word.
   std::uint64_t word() const noexcept { return 2 * submitted_ + (arrived_ns_ != 0 ? 1 : 0); }
 
   // The next collective is at the gate.

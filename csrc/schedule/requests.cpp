@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kLongestSloNs = 3600 * kNsPerSecond;  // a longer one is a damaged word
 
-// By compare-and-swap: what the client itself writes meanwhile stands.
+// By compare-and-swap: the client's own writes meanwhile stand.
 void restore(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t>& own) noexcept {
   std::int64_t seen = word.load(std::memory_order_acquire);
   const std::int64_t right = own.load(std::memory_order_acquire);
@@ -69,7 +69,7 @@ int Requests::history_of(std::int64_t slo_ns) noexcept {
 void Requests::enter(std::int64_t slo_ns, bool alone) noexcept {
   region_history_.store(alone ? history_of(slo_ns) : kNone, std::memory_order_relaxed);
   if (alone) return;
-  // Two requests at once: what either takes cannot be told.
+  // Two requests at once: the time of either cannot be told.
   current_.store(kNone, std::memory_order_relaxed);
   expected_ns_.store(0);
   slot().expected_ns.store(0, std::memory_order_relaxed);
@@ -164,7 +164,7 @@ bool Requests::get_ready(std::int64_t now) noexcept {
 }
 
 void Requests::expect(std::int64_t within_ns, std::int64_t now) noexcept {
-  // Not by arrivals_: what began meanwhile has ended the hints before this one, and says so in the slot alone.
+  // Not by arrivals_: work that began meanwhile has ended earlier hints, but in the slot alone.
   const std::int64_t said = now + std::min(within_ns, Arrivals::kLongestHintNs);
   const std::int64_t until = std::max(hint_until_ns_.load(std::memory_order_relaxed), said);
   hint_until_ns_.store(until);

@@ -32,7 +32,7 @@ class Requests {
   // The client has another slot now.
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
 
-  // Writes anew what the arbiter says of the request and of hints, where it says anything else.
+  // Restores the arbiter's words on the request and on hints, where the arbiter has others.
   void write_again(bool in_region) noexcept;
 
   // A region was entered; `alone`: the client was idle, and a request begins with it.
@@ -42,10 +42,10 @@ class Requests {
   // to last; -1: no best-effort client is there.
   std::int64_t begin(std::int64_t now_ns, bool in_region) noexcept;
 
-  // It has become idle; `now_ns` is a moment before begin() could be called again.
+  // The client has become idle; `now_ns` is a moment before begin() could be called again.
   void end(std::int64_t now_ns, bool in_region) noexcept;
 
-  // What the request under way takes by itself; 0: not known, or nothing is to be admitted into it.
+  // The time of the request under way by itself; 0: not known, or the request is to be kept clean.
   std::int64_t expected_ns() const noexcept { return expected_ns_.load(std::memory_order_relaxed); }
 
   // The deadline of one without a region; 0: none.

@@ -56,7 +56,7 @@ bool SegmentProfile::surprising(const Seen& seen) const noexcept {
   if (!usual(seen.launches)) return true;
   // The program came to its wait much sooner than it was to.
   if (4 * (seen.waited_ns - seen.began_ns) < 3 * told_host_ns_) return true;
-  // It waited for much longer than it may because of what was let in.
+  // The program waited for much longer than the work let in accounts for.
   const std::int64_t allowed_ns = blocked_.ns() + 2 * seen.late_ns + median_ns() / 4;
   return !seen.clean && seen.ended_ns - seen.waited_ns > allowed_ns;
 }

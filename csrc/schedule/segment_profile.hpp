@@ -1,13 +1,13 @@
-// What is still to come of a segment: a part of a latency request, from its begin or the return of a call that waited
-// for the GPU to the next such call. After each launch: how much GPU time is still to be launched, and how much host
-// time is left until the program waits, without any that it is blocked. What the GPU owes by then, the request ends
-// later by.
+// The rest of a segment. A segment is a part of a latency request: from the request's begin, or the return of a call
+// that waited for the GPU, to the next such call. After each launch: how much GPU time is still to be launched, and how
+// much host time is left until the program waits, without blocked time. The request ends later by the GPU time still
+// owed at that wait.
 //
 // Learned on line from segments of the same kind, by launch number. GPU times are measured a few launches at a time
 // (Segments::launch), with the gap before the kernel. Hosts are faster and slower by turns, for some requests or for
-// seconds: what is left of the host time is kept as a share of the segment's, its median, and the next segment is
-// expected to be as quick as the quickest of the last few. A program whose segments turn out otherwise than predicted
-// makes the profile forget all, and learn for longer before it is believed again.
+// seconds. So the profile keeps the host time left as a share of the segment's host time (the median), and expects the
+// next segment to be as quick as the quickest of the last few. A program whose segments turn out otherwise than
+// predicted makes the profile forget all, and learn for longer before it is believed again.
 //
 // known(), left() and gpu_ns() may be called by any thread at any time; the rest by one thread at a time. Pure: no
 // clock, no driver, no allocation. 20 KiB.
@@ -44,7 +44,7 @@ constexpr std::optional<Left> unpack(std::uint64_t word) noexcept {
   return Left{static_cast<std::int64_t>(word >> 32) * 64, static_cast<std::int64_t>(word & 0xffff'ffff) * 64};
 }
 
-// Is it known that what is left of a segment leaves the GPU idle for so long?
+// Is it known that the rest of a segment leaves the GPU idle for so long?
 inline bool leaves(std::uint64_t left, std::int64_t idle_ns) noexcept {
   const std::optional<Left> known = unpack(left);
   return known && known->host_ns - known->gpu_ns >= idle_ns;
@@ -110,12 +110,12 @@ class SegmentProfile {
 
   bool known() const noexcept { return known_.load(std::memory_order_acquire); }
 
-  // After so many launches; kNothingKnown beyond what segments of this kind have.
+  // After so many launches; kNothingKnown beyond this kind's usual number of launches.
   std::uint64_t left(std::size_t launched) const noexcept {
     return launched <= kLaunches ? left_[launched].load(std::memory_order_relaxed) : kNothingKnown;
   }
 
-  // What the launch of this number takes on the GPU.
+  // The GPU time of the launch of this number.
   std::int64_t gpu_ns(std::size_t number) const noexcept {
     return number < kLaunches ? gpu_ns_[number].load(std::memory_order_relaxed) : 0;
   }
@@ -126,7 +126,7 @@ class SegmentProfile {
   // True: the segment was the last surprise of too many, and all is forgotten.
   bool observe(const Seen& seen) noexcept;
 
-  // What a clean one takes; 0: not known.
+  // A clean segment's time; 0: not known.
   std::int64_t median_ns() const noexcept { return clean_.count() >= kFewest ? clean_.ns() : 0; }
 
   // Of another kind of segment from now on.
@@ -152,8 +152,8 @@ class SegmentProfile {
   int seen_ = 0;
   int needed_ = kFewest;
   std::uint8_t surprises_ = 0;     // of the last 8 segments, a bit each
-  RecentLeast host_;               // whole segments, until they wait
-  std::int64_t told_host_ns_ = 0;  // what left_ was made of
+  RecentLeast host_;               // whole segments, until the program waits
+  std::int64_t told_host_ns_ = 0;  // host_'s value at the last publish()
   RecentMedian clean_;
   RecentMedian blocked_;  // how long clean ones waited for the GPU
 };

@@ -57,7 +57,7 @@ Segments::Told Segments::start(std::int64_t now) noexcept {
     Kind& kind = this->kind(key_, number_);
     known = &kind.profile;
     told.median_ns = known->median_ns();
-    // Without what launches take, a gate could not tell what latency work has on the GPU.
+    // Without launches' GPU times, a gate could not tell the latency work on the GPU.
     const bool clean_request = target_ && target_->expected_ns == Snapshot::kUnknownNs;
     if (!known->known()) {
       noted = timed_ = teaches_ = !target_ || clean_request || target_->alone;
@@ -93,7 +93,7 @@ void Segments::took(std::size_t number, std::int64_t gpu_ns) noexcept {
   if (key_ != kNone) kind(key_, number_).profile.took(number, gpu_ns);
 }
 
-// Of what the request takes, the segments before have had what they take by themselves, whatever they took this time.
+// The request's earlier segments count with their expected times by themselves, whatever their times in this request.
 std::int64_t Segments::slack_ns(const SegmentProfile& profile, std::int64_t now) const noexcept {
   constexpr std::int64_t kMostNs = 3'600'000'000'000;  // more is a damaged word
   std::int64_t until_ns = 0;

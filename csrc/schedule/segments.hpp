@@ -1,21 +1,21 @@
-// The segments of a latency client's requests (segment_profile.hpp), one request at a time: which one is under way,
-// what is told of it, and by how much it may end later for the sake of best effort.
+// The segments of a latency client's requests (segment_profile.hpp), one request at a time: the segment under way, the
+// gates' news of it, and the time by which best effort may delay its end.
 //
-// A request is known by a key (its region's name and latency target) and its segments by their number; from the
-// ninth on they are taken for alike, as the tokens of a decoder are. There is room for kKeys keys.
+// A request is known by a key (its region's name and latency target), and a segment by its number in the request.
+// Segments from the ninth on are taken for alike, as the tokens of a decoder are. There is room for kKeys keys.
 //
-// What best effort costs shows only beside segments without it. One segment in kCleanPeriod is kept clean, one in
+// Only segments without best effort show the cost of best effort. One segment in kCleanPeriod is kept clean, one in
 // kTrialPeriod while the last two verdicts were alike, and each is compared with the median of the segments of its kind
-// just before it: hosts are faster and slower by turns, by more than best effort may cost. What segments may lose, by
-// prediction, is half of the target, since predictions err. It is halved, time and again, when kVerdict more of these
-// pairs exceed the target than keep within half of it, and doubled back when it is the other way round. Where contexts
-// take turns, changing to the other one and back comes on top of the target.
+// just before it. For hosts are faster and slower by turns, by more than best effort may cost. Segments may lose half
+// of the target by prediction, since predictions err. This share halves each time that kVerdict more of the pairs
+// exceed the target than keep within half of it, and doubles back in the opposite case. Where contexts take turns,
+// changing to the other one and back comes on top of the target.
 //
 // With a deadline (policy `slack`), a segment may lose no more than the slack that its request has left.
 //
-// launch() may be called by any thread, as long as begin() or end() of its request is not under way; it takes no lock
-// and allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. A megabyte, allocated by
-// the constructor.
+// Any thread may call launch(), as long as begin() or end() of its request is not under way. launch() takes no lock and
+// allocates nothing. The rest is for one thread at a time. Pure: no clock, no driver. A megabyte, allocated by the
+// constructor.
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ class Segments {
   // `inflation`: how much longer a segment may take, 1.03 for 3%.
   explicit Segments(double inflation);
 
-  // What a gate is told when a segment begins.
+  // A gate's news of a segment that begins.
   struct Told {
     std::uint64_t segment = 0;  // how many have begun, ever
     std::int64_t since_ns = 0;
@@ -59,26 +59,26 @@ class Segments {
 
   struct Counts {
     std::uint64_t clean = 0;      // segments that were kept clean
-    std::uint64_t halved = 0;     // times that what they may lose was halved
+    std::uint64_t halved = 0;     // times that the share was halved
     std::uint64_t fallbacks = 0;  // times that a profile misled, and was forgotten
   };
 
-  // A request's deadline, and what the request takes by itself; where that is not known, it is kept clean.
+  // A request's deadline, and the request's time by itself; where that time is not known, the request is kept clean.
   struct Target {
     std::int64_t deadline_ns = 0;  // 0: none
     std::int64_t expected_ns = Snapshot::kUnknownNs;
-    std::int64_t margin_ns = 0;  // of the slack, what is left alone
+    std::int64_t margin_ns = 0;  // the part of the slack left alone
     bool alone = false;          // no best effort is there: it is clean in any case
   };
 
   // A request begins. No allocation, and nothing is cleared: one with a new key is not known. `sliced`: best effort of
   // another context takes turns with it on the GPU, so that a segment pays two changes of contexts in any case. With a
-  // target, segments are told of only as far as it leaves them slack, which requests are clean is the target's to say,
-  // and other segments of which nothing is told teach nothing: another rule lets best effort into them.
+  // target, gates hear of a segment only as far as the target leaves it slack. The target says which requests are
+  // clean. Other segments that gates do not hear of teach nothing: another rule lets best effort into them.
   Told begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false,
              const std::optional<Target>& target = std::nullopt) noexcept;
 
-  // The next launch of the segment: what it takes on the GPU, and what is left behind it. `now()` is asked only where
+  // The next launch of the segment: its GPU time, and the rest of the segment behind it. `now()` is asked only where
   // the request's launches are noted.
   struct Launch {
     std::size_t number = 0;
@@ -97,7 +97,7 @@ class Segments {
     return {number, profile->gpu_ns(number), profile->known() ? profile->left(number + 1) : kNothingKnown, timed};
   }
 
-  // What a timed launch of the segment under way took.
+  // The GPU time of a timed launch of the segment under way.
   void took(std::size_t number, std::int64_t gpu_ns) noexcept;
 
   // The program waits for the GPU from now on.
@@ -128,7 +128,7 @@ class Segments {
   // so many of all would always be the same kind.
   struct Kind {
     SegmentProfile profile;
-    RecentMedian others;      // what the last ones took that best effort may have been in
+    RecentMedian others;      // times of the last segments that best effort may have been in
     std::uint64_t begun = 0;  // that were known when they began
     std::uint64_t clean = 0;  // and were kept clean
     std::size_t phase = 0;    // which launches were measured last, of kTimedPeriod
@@ -160,8 +160,8 @@ class Segments {
   bool under_way_ = false;
   bool sliced_ = false;
   std::optional<Target> target_;
-  std::int64_t done_ns_ = 0;  // what its segments so far take by themselves
-  bool teaches_ = true;       // it is known what is in the segment
+  std::int64_t done_ns_ = 0;  // expected time of the request's segments so far, by themselves
+  bool teaches_ = true;       // the work in the segment is known
   bool timed_ = false;        // launches of the segment are measured
   std::size_t number_ = 0;
   std::uint64_t segment_ = 0;

@@ -1,13 +1,12 @@
 // How long best-effort work may still hold up the latency requests that are active, without one missing its deadline.
 //
-// What a request still needs is the P90 of its region's past times, less the time it has received. What best-effort
-// work admitted into it costs does not count as had: a request brings a slack with it (deadline - entry - P90), and
-// every best-effort launch admitted meanwhile takes its cost out of it.
+// A request still needs the P90 of its region's past times, less the time that the request has received. The cost of
+// best-effort work admitted meanwhile does not count as received. A request brings a slack (deadline - entry - P90),
+// and every best-effort launch admitted meanwhile takes its cost out of that slack.
 //
-// How long a request takes by itself shows only where nothing was admitted into it. So once in a while one is kept
-// clean.
+// Only a request without admitted work shows the request's time by itself. So once in a while one is kept clean.
 //
-// Inside a host-bound request most of what is admitted costs nothing: segments.hpp.
+// Inside a host-bound request most admitted launches cost nothing: segments.hpp.
 //
 // Pure: no clock, no driver, no allocation. Not thread-safe: the caller holds a lock.
 #pragma once
@@ -21,7 +20,7 @@
 
 namespace cudasched::schedule {
 
-// The times of a region's last clean requests, and what they say about the next one. Fixed memory.
+// The times of a region's last clean requests, and the expected time of the next one. Fixed memory.
 class RegionHistory {
  public:
   static constexpr std::size_t kTimes = 32;
@@ -34,8 +33,8 @@ class RegionHistory {
   // The P90 of the times kept; Snapshot::kUnknownNs while there are too few.
   std::int64_t p90_ns() const noexcept { return p90_ns_; }
 
-  // What a request that enters now needs in all: the P90, or Snapshot::kUnknownNs where it is to be a clean one. Asked
-  // once a request, and published with it.
+  // The whole time of a request that enters now: the P90, or Snapshot::kUnknownNs where the request is to be clean.
+  // Called once a request, whose words publish the result.
   std::int64_t expected_ns() const noexcept { return since_clean_ < kCleanPeriod - 1 ? p90_ns_ : Snapshot::kUnknownNs; }
 
  private:
@@ -46,9 +45,9 @@ class RegionHistory {
   std::int64_t p90_ns_ = Snapshot::kUnknownNs;
 };
 
-// What a request that needs `expected_ns` in all still needs when it has received `passed_ns`: the time since its
-// entry, less admission_cost_ns of what was admitted since. A negative one is a debt: what was admitted has not run
-// yet. Beyond what was expected nothing is known: Snapshot::kUnknownNs.
+// The time that a request of `expected_ns` in all still needs after it received `passed_ns`: the time since its entry,
+// less admission_cost_ns of the launches admitted since. A negative one is a debt: admitted launches have not run yet.
+// Beyond the expected time nothing is known: Snapshot::kUnknownNs.
 std::int64_t remaining_ns(std::int64_t expected_ns, std::int64_t passed_ns) noexcept;
 
 // An active latency request, as the gate sees it.
@@ -58,15 +57,15 @@ struct Request {
   std::int64_t expected_ns = 0;  // in all
 };
 
-// The least slack of the requests, for Snapshot::slack_ns. The GPU serves them one after another, the most urgent
-// first, so that a request also waits for what is due before it, and the time that has passed was had by the most
-// urgent alone: the others are taken to need all that they need. kUnknownNs if there is none, or one of them has no
+// The least slack of the requests, for Snapshot::slack_ns. The GPU serves requests one after another, the most urgent
+// first. So a request also waits for the requests due before it, and the most urgent alone had the time that has
+// passed: each other request still needs all of its expected time. kUnknownNs if there is none, or one of them has no
 // deadline or no known remainder.
 std::int64_t least_slack_ns(std::span<const Request> requests, std::int64_t now_ns) noexcept;
 
-// What a launch that is admitted into a request takes from it: its bound, and the two context switches (`switch_ns`
-// each, 0 in one process) that a launch brings with it which finds no best-effort work in flight. A request's passed
-// time is the time since its entry less the sum of these; Snapshot::margin_ns must hold two switches.
+// The cost to a request of a launch admitted into it: the launch's bound, and two context switches (`switch_ns` each, 0
+// in one process) where the launch finds no best-effort work in flight. A request's passed time is the time since its
+// entry less the sum of these; Snapshot::margin_ns must hold two switches.
 std::int64_t admission_cost_ns(std::int64_t longest_ns, std::int64_t in_flight_ns, std::int64_t switch_ns) noexcept;
 
 }  // namespace cudasched::schedule

@@ -3,9 +3,9 @@
 //
 //   - The launch that waits may go a little late: the lead is there for that. The thread sleeps until a wake-up's usual
 //     lateness, less half the lead, before that moment.
-//   - It looks at the predicted ends of what is in flight, soon after rather than before: an end that was seen in time
-//     sets the clock of the segment behind it, and what predictions are wrong by does not add up. Of ends shortly
-//     before the end of the wait it skips some: between them little adds up, and each costs a wake-up.
+//   - The thread looks soon after the predicted ends of the work in flight: an end that was seen in time sets the clock
+//     of the segment behind it, and prediction errors do not add up. The thread skips some ends shortly before the end
+//     of the wait: little adds up between them, and each costs a wake-up.
 //   - An end that is due and does not come is polled, at first awake, then in short sleeps.
 //
 // Pure: no clock. Not thread-safe.

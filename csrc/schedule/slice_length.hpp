@@ -3,9 +3,8 @@
 // While the slice lasts, a request of another process waits. When it is over and that process has work, the GPU changes
 // to its context, which takes kContextSwitchNs, and back where the request leaves it idle.
 //
-//   shortest  1 us: what runs gives way at once, to any process. Alone on the GPU it costs nothing. Nothing else is
-//   needed
-//             beside requests that come unannounced: a gate adds nothing to their latency and costs best effort
+//   shortest  1 us: running work gives way at once, to any process. Alone on the GPU it costs nothing. Nothing else is
+//             needed beside requests that come unannounced: a gate adds nothing to their latency and costs best effort
 //             (benchmarks/results/preempt_ablation.json). Longer slices beside requests that leave the GPU idle between
 //             their kernels gain best effort little (docs/facts.md).
 //   shared    several best-effort processes with work change places at the end of each slice.

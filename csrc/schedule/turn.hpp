@@ -1,8 +1,8 @@
 // Which best-effort client feeds the GPU. Without MPS, contexts take turns on the GPU anyway; one feeding at a time
-// keeps each one's clock of what is in flight true and saves context switches. The turn is one word of the arbiter, so
-// a killed owner cannot keep it: it expires.
+// keeps each one's clock of the work in flight true and saves context switches. The turn is one word of the arbiter and
+// expires, so a killed owner cannot keep the turn.
 //
-// Pure: a function from what is seen to what to write. The caller does the compare-and-swap.
+// Pure: a function from a view of the table to the word to write. The caller does the compare-and-swap.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TurnView {
   int self = 0;
   std::uint64_t best_effort = 0;    // bitmap: best-effort clients on the device, self included
   std::uint64_t waiting = 0;        // bitmap: those that wait at the gate, heartbeat fresh
-  std::int64_t owner_until_us = 0;  // what the owner has in flight is predicted to last until then
+  std::int64_t owner_until_us = 0;  // the owner's work in flight is predicted to last until then
   std::int64_t now_us = 0;
   std::int64_t turn_us = 3'000;
   const std::int64_t* virtual_ns = nullptr;  // of 64 slots (fair.hpp); those of `waiting`, self and the owner are read
@@ -43,13 +43,14 @@ struct TurnDecision {
 
 // A client that is alone always has the turn, and the word stays as it is. Else the owner has the turn until it
 // expires, or until the owner leaves or is idle (fair.hpp). Then it is open, and the client with the least virtual time
-// is next (of equals the first slot): of those that wait, the one that asks, and the owner, if it is at work. It takes
-// the turn when it asks; another client that finds it open offers it to that one, and takes it only where that one has
-// not come within the grace. So one that does not come (killed, stopped, slow) cannot keep the GPU idle for longer.
+// is next (of equals the first slot): of those that wait, the one that asks, and the owner, if it is at work. The next
+// client takes the turn when it asks. Another client that finds the turn open offers the turn to the next one, and
+// takes it only where that one has not come within the grace. So one that does not come (killed, stopped, slow) cannot
+// keep the GPU idle for longer.
 //
-// An owner that is next takes another turn, but only if it used the last one: one that holds the GPU and hardly feeds
-// it would not advance, and starve the others. Its grace begins when what it has in flight is done: it may sleep until
-// then.
+// An owner that is next takes another turn, but only if it used the last one. An owner that holds the GPU and hardly
+// feeds it would not advance, and starve the others. The owner's grace begins when the owner's work in flight is done:
+// the owner may sleep until then.
 //
 // A swap without `mine` is an offer: the caller wakes those that wait.
 TurnDecision take_turn(const TurnView& view) noexcept;

@@ -313,7 +313,7 @@ void Device::run_pending() noexcept {
   start_copy();
 }
 
-// Completes what can be at the head of the stream and puts the first operation that cannot where it waits.
+// Completes operations at the head of the stream, and queues the first one that cannot complete where it waits.
 void Device::run_stream(int place) noexcept {
   Stream& stream = streams_[place];
   while (stream.head != kNone) {

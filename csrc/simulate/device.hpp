@@ -1,22 +1,19 @@
 // A simulated GPU: a discrete-event model of streams, thread blocks on SMs, a copy engine, and contexts that take
-// turns. It executes nothing; it says when each operation would be complete. Times are simulated nanoseconds that the
-// caller passes in, so the same class runs on a real or on a virtual clock. It never reads a clock, allocates, throws,
-// or holds a pointer: a Device is plain data that may be in shared memory. It has no lock; the caller holds one around
-// each call.
+// turns. The model executes nothing; it says when each operation would be complete. Times are simulated nanoseconds
+// that the caller passes in, so the same class runs on a real or on a virtual clock. A Device never reads a clock,
+// allocates, throws, or holds a pointer: it is plain data that may be in shared memory. A Device has no lock; the
+// caller holds one around each call.
 //
 // The rules of the model
 //   Streams    operations of a stream run one after another, in the order of submission.
 //   Blocks     a kernel has `blocks` equal blocks of `block_ns`; one SM holds `blocks_per_sm` of them, and as many SMs
-//   as
-//              have room are filled evenly, the emptiest first. Kernels at the head of several streams share the SMs.
-//              Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all
-//              blocks of every kernel before it have been dispatched. Resident blocks are never pushed out by a
-//              priority.
+//              as have room are filled evenly, the emptiest first. Kernels at the head of several streams share the
+//              SMs. Order of dispatch: priority (lower value first), then submission. A kernel gets slots only when all
+//              blocks of every kernel before it have been dispatched. A priority never pushes resident blocks out.
 //   Contexts   the blocks of one context run at a time. A context whose slice (2.048 ms unless it is set) is over while
-//   another has kernels
-//              ready is stopped at once: its resident blocks freeze and later go on where they stopped. Switching to
-//              another context costs 0.13 ms in which no block runs. A context without kernels yields at once; the
-//              slice of a context that is alone renews. Turns go round by slot number.
+//              another has kernels ready is stopped at once: its resident blocks freeze and later go on where they
+//              stopped. Switching to another context costs 0.13 ms in which no block runs. A context without kernels
+//              yields at once; the slice of a context that is alone renews. Turns go round by slot number.
 //   Copies     one copy engine, shared by all contexts and not time-sliced: oldest ready copy first, one at a time,
 //              kCopyLatencyNs + bytes / kCopyBytesPerNs.
 //   Markers    complete when they are reached. An event record is a marker, an event its ticket.
@@ -28,10 +25,9 @@
 // blocks dispatched together (when they are used up, further blocks wait for one to end), kMaxBlocksPerSm,
 // kMaxDurationNs.
 //
-// Crash-safety: a process may be killed inside any call. What is essential is stored in the operations, cohorts,
-// streams and contexts, written in an order that a cut leaves usable; the rest is lists that rebuild() makes anew from
-// these. A cut may cost the times of a few blocks (they run twice); no operation of another context is lost or
-// completes twice.
+// Crash-safety: a process may be killed inside any call. Operations, cohorts, streams and contexts have all essential
+// state, written in an order that a cut leaves usable; the rest is lists that rebuild() makes anew from that state. A
+// cut may cost the times of a few blocks (they run twice); no operation of another context is lost or completes twice.
 #pragma once
 
 #include <array>
@@ -60,7 +56,7 @@ enum class Status { kOk, kInvalid, kFull };
 
 enum class OpKind : std::uint32_t { kMarker, kKernel, kCopy, kWait };
 
-// What to do. Fields that the kind does not name are not read.
+// An operation to submit. Fields that the kind does not name are not read.
 struct Work {
   OpKind kind = OpKind::kMarker;
   std::int32_t priority = 0;        // kKernel: lower is dispatched first
@@ -84,7 +80,8 @@ class Device {
 
   // kFull: no slot is free. `context` is the slot, 0 to kContextCount - 1.
   Status create_context(int* context) noexcept;
-  // Its operations, streams and resident blocks vanish at once; waits for them are over. Nothing happens if it is free.
+  // The context's operations, streams and resident blocks vanish at once; waits for these operations are over. Nothing
+  // happens if the slot is free.
   void destroy_context(int context) noexcept;
   bool context_used(int context) const noexcept;
   // From the context's next slice on; over 0.
@@ -117,7 +114,7 @@ class Device {
 
   std::int64_t now_ns() const noexcept { return now_ns_; }
 
-  // For tests: what is resident now, and whether all that the class promises of itself holds.
+  // For tests: the resident blocks now, and whether the class's invariants hold.
   std::uint64_t resident_blocks(Ticket ticket) const noexcept;
   int running_context() const noexcept { return switch_until_ns_ == kNever ? active_ : kNone; }
   bool consistent() const noexcept;

@@ -194,7 +194,7 @@ class Replay {
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Client*> best_effort_;
   std::vector<Client*> latency_;
-  std::unique_ptr<arbiter::Layout> layout_ = std::make_unique<arbiter::Layout>();  // what clients tell one another
+  std::unique_ptr<arbiter::Layout> layout_ = std::make_unique<arbiter::Layout>();  // the clients' shared words
   std::mt19937_64 random_;
   std::normal_distribution<double> normal_{0, 1};
 
@@ -382,7 +382,7 @@ void Replay::enter(Client& client) {
   if (client.segments != nullptr) begin_segments(client);
   layout_->active |= bit(client.slot);
   client.request_end = client.pushed + client.request_launches();
-  // What was recorded before a request's first launch is how long the program waited for it.
+  // The recorded gap before a request's first launch is the program's wait for the request.
   add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
 }
 
@@ -472,7 +472,7 @@ void Replay::look(Client& client) {
 // While no latency client is there.
 void Replay::look_ungated(Client& client) {
   schedule::GateMachine& gate = client.gate;
-  // A launch of a trace is what a kernel's geometry is in the gate.
+  // A launch's number in the trace takes the place of the gate's key by geometry.
   const std::uint64_t key = client.submitted % client.trace->launches.size() + 1;
   schedule::Estimates::Found found = gate.estimate(key);
   if (!found.known) found = gate.note(key, client.asking.predicted_ns);
@@ -530,7 +530,7 @@ void Replay::note_admission(Client& client, const schedule::Snapshot& seen, Laun
   record.lead_ns = seen.lead_ns;
 }
 
-// `seen`: what a best-effort launch was admitted by; null for latency launches.
+// `seen`: the snapshot that admitted a best-effort launch; null for latency launches.
 void Replay::submit(Client& client, const schedule::Snapshot* seen, const schedule::GateMachine::Ticket& ticket) {
   Job job;
   job.number = client.submitted;

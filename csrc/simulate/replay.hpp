@@ -1,24 +1,25 @@
 // What-if: recorded launches run again under a virtual clock, with the scheduling code of csrc/schedule deciding as in
 // the gate. Deterministic: equal input and seed give an equal result. Any thread; no lock, no clock, no driver.
 //
-// The model, and what it leaves out
-//   Host       each client is one thread. A best-effort one repeats its trace: its own time between two launches, and
-//              waits for the GPU where it waited in the recording. With a blocking gate it stands at the gate; with
-//              offload it pushes into a ring of kRing launches, which a launcher feeds to the driver. A latency one
-//              serves requests that arrive at given times, first come first served: enters its region, launches, waits
-//              for the GPU, leaves. Its launches pass at once.
-//   GPU        one kernel at a time, in order within a client; kernels never overlap, so that a trace should hold the
-//              time that each adds. In one process and under MPS every kernel runs to its end, and clients alternate
-//              kernel by kernel (latency work first, where `priorities` says so); the first kernel of a request that
-//              follows best-effort work takes `switch_ns` longer, because its caches are cold. With time slicing,
+// The model, and its omissions
+//   Host       each client is one thread. A best-effort client repeats its trace: its own time between two launches,
+//   and
+//              waits for the GPU where it waited in the recording. With a blocking gate the thread stands at the gate;
+//              with offload it pushes into a ring of kRing launches, which a launcher feeds to the driver. A latency
+//              client serves requests that arrive at given times, first come first served: enters its region, launches,
+//              waits for the GPU, leaves. Its launches pass at once.
+//   GPU        one kernel at a time, in order within a client. Kernels never overlap, so a trace should hold the time
+//              that each kernel adds. In one process and under MPS every kernel runs to its end, and clients alternate
+//              kernel by kernel (latency work first, where `priorities` says so). The first kernel of a request that
+//              follows best-effort work takes `switch_ns` longer, because the caches are cold. With time slicing,
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
 //              (kernels are then cut), and each change costs `switch_ns`. Slices are `slice_ns` long, or for best
-//              effort what it sets itself.
+//              effort as long as it sets them itself.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
-//              Under `harvest` and `slack` a request's segments are learned as they are in a latency client, a timed
-//              launch taking what it takes with the same noise. What is in flight is counted by the gate's ledger, held
-//              launches have the gate's limits, and until the first latency client joins, what is in flight is bounded
-//              as there.
+//              Under `harvest` and `slack` the simulation learns a request's segments as a latency client does, with
+//              the same noise in the time of a timed launch. The gate's ledger counts the work in flight, and held
+//              launches have the gate's limits. Until the first latency client joins, the gate's bound of the work in
+//              flight applies.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +41,7 @@ struct TraceLaunch {
   std::int64_t duration_ns = 0;   // on the GPU
   bool synchronised = false;      // the program waits for all its launches first
   int kernels = 1;                // of a graph: between them, other work may get the GPU
-  std::int64_t predicted_ns = 0;  // what is predicted, before noise; 0: its duration
+  std::int64_t predicted_ns = 0;  // predicted duration, before noise; 0: duration_ns
 };
 
 struct ReplayClient {
@@ -51,12 +52,12 @@ struct ReplayClient {
   std::vector<TraceLaunch> launches;        // not empty; best effort repeats them
 
   // Latency only.
-  std::int64_t joins_ns = 0;              // until then it is not there, and the gate is off
+  std::int64_t joins_ns = 0;              // until then the client is absent, and the gate is off
   std::vector<std::size_t> request_ends;  // the trace's requests, served in turn: where each ends; empty: it is one
   std::vector<std::int64_t> arrivals_ns;  // ascending
   std::int64_t slo_ns = 0;                // from the arrival; 0: none
   std::int64_t prepare_ns = 0;            // from the region's entry to the first launch
-  std::int64_t expect_ns = 0;             // it says so long before each arrival that it comes; 0: it does not
+  std::int64_t expect_ns = 0;             // a hint so long before each arrival; 0: no hints
 };
 
 // One row of a recording. All on one clock; -1: not known.
@@ -67,9 +68,9 @@ struct RecordedLaunch {
 };
 
 // The host and GPU model of a recording, in the order of submission. A launch keeps the time by which it prolonged the
-// GPU's work (what overlapped others counts once). The program is taken to have waited for the GPU where its launches
-// had piled up and all were done before it launched again; where they had filled the driver's queue, it waited for
-// room, and the gap counts as a short one.
+// GPU's work (overlapped time counts once). The program is taken to have waited for the GPU where its launches had
+// piled up and all were done before it launched again. A program whose launches had filled the driver's queue waited
+// for room, and the gap counts as a short one.
 std::vector<TraceLaunch> trace_launches(std::span<const RecordedLaunch> recorded);
 
 // For ReplayClient::request_ends: a request ends where the GPU had nothing and got nothing for `gap_ns`.
@@ -87,10 +88,10 @@ struct ReplaySettings : schedule::GateSettings {
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are
   double prediction_sigma = 0.05;        // of the log of predicted over true; the bound holds for 90%
 
-  std::int64_t launch_ns = 2'800;  // from the driver's call to the GPU, and what the call costs its thread
-  std::int64_t push_ns = 200;      // what an offloaded launch costs
+  std::int64_t launch_ns = 2'800;  // from the driver's call to the GPU, and the call's cost to its thread
+  std::int64_t push_ns = 200;      // the cost of an offloaded launch to its thread
   std::int64_t kernel_gap_ns = 1'300;
-  std::int64_t reaction_ns = 3'000;  // from what opens the gate to the launch's submission
+  std::int64_t reaction_ns = 3'000;  // from the gate's opening to the launch's submission
   std::int64_t switch_ns = 130'000;
   std::int64_t slice_ns = 2'000'000;
   std::int64_t best_effort_slice_ns = 0;  // that best-effort contexts set themselves; 0: as the others'
@@ -109,7 +110,7 @@ struct LaunchRecord {
   std::int64_t end_ns = -1;
   std::int64_t longest_ns = 0;  // its bound
   bool latency_active = false;  // at its submission, and
-  std::int64_t slack_ns = 0;    // what was shown of the slack
+  std::int64_t slack_ns = 0;    // the slack in the snapshot
   std::int64_t in_flight_ns = 0;
   std::int64_t lead_ns = 0;
 };

@@ -57,7 +57,7 @@ struct Text {
   std::string text;
 };
 
-// What launches leave for the collector's thread.
+// Launches' data for the collector's thread.
 struct Intake {
   std::vector<std::byte> items;
   std::vector<std::uint64_t> dropped;  // numbers of launches for which there was no room
@@ -662,7 +662,7 @@ void forget_context(CUcontext context) noexcept { collector().forget(context); }
 
 void reset_collecting_in_child() noexcept {
   collecting_now.store(false);
-  // Its locks may be held and its thread is the parent's: what it holds is left to leak.
+  // The collector's locks may be held and its thread is the parent's: the old memory is left to leak.
   (void)collector();
   new (storage) Collector();
 }

@@ -1,10 +1,10 @@
-// Records the launches of the process, for training and advice: off by default. While it is on, each launch is handed
-// over before and after the driver's call, its time comes from CUPTI's records or from events, or from both, and a
-// thread of its own joins the two and appends rows to a journal (telemetry/journal.hpp) every kPassNs.
+// Records the launches of the process, for training and advice: off by default. While collecting is on, the hook
+// reports each launch before and after the driver's call, and CUPTI's records, events, or both give the launch's time.
+// A thread of the collector's own joins the two and appends rows to a journal (telemetry/journal.hpp) every kPassNs.
 //
-// begin_record and end_record are called around the driver's launch call, by any thread. They take one lock for a few
-// hundred nanoseconds, may allocate, and never throw; what they leave behind is bounded (Options::capacity_bytes), and
-// launches beyond that are counted and have no row. Nothing else is ever waited for on the launch path.
+// begin_record and end_record are called around the driver's launch call, by any thread. Both take one lock for a few
+// hundred nanoseconds, may allocate, and never throw. CollectOptions::capacity_bytes bounds the waiting launches;
+// launches beyond count as lost and have no row. Nothing else is ever waited for on the launch path.
 #pragma once
 
 #include <cuda.h>
@@ -25,8 +25,8 @@ inline constinit std::atomic<bool> collecting_now{false};
 // The one word that a launch reads while nothing is collected.
 inline bool collecting() noexcept { return collecting_now.load(std::memory_order_relaxed); }
 
-// kBoth: CUPTI's times, and beside them what two events around the launch gave, as it was: what the gate's samples are
-// made of.
+// kBoth: CUPTI's times, and beside them the unadjusted time between two events around the launch, as the gate's samples
+// have it.
 enum class Timing { kCupti, kEvents, kBoth };
 
 struct CollectOptions {
@@ -37,11 +37,11 @@ struct CollectOptions {
   std::string cupti_path;                                // empty: the loader's own search
   std::uint64_t capacity_bytes = kDefaultCapacityBytes;  // of launches that wait for the collector's thread
   const predict::Allocations* allocations = nullptr;  // must outlive the process's launches; null: no pointer is known
-  // What the journal's end says beside its own counts: members of a JSON object, a comma ahead of each. Null: nothing.
+  // Text for the journal's end, beside its own counts: members of a JSON object, a comma ahead of each. Null: none.
   std::string (*ending)() = nullptr;
 };
 
-// What a launch carries from begin_record to end_record.
+// A launch's state from begin_record to end_record.
 struct Record {
   bool open = false;
   bool correlated = false;
@@ -75,7 +75,7 @@ void start_collecting(const CollectOptions& options);
 // times. Returns when the journal is written. Does nothing if it is off.
 Collected stop_collecting(bool synchronize) noexcept;
 
-// What launches of the process are called from here on; at most kMostLabels different ones. Throws Error.
+// The label of the process's launches from here on; at most kMostLabels different labels. Throws Error.
 inline constexpr std::uint32_t kMostLabels = 1 << 20;
 void set_label(std::string_view text);
 

@@ -1,6 +1,6 @@
-// What the process counts. On the launch path: sharded by thread, relaxed, a few nanoseconds each, read elsewhere by
-// summing the shards. What comes once a wait, a request or a timed launch is not sharded. read() makes one record of it
-// all, which the ticker publishes (arbiter/counters.hpp).
+// The process's counters. On the launch path: sharded by thread, relaxed, a few nanoseconds each, read elsewhere by
+// summing the shards. Counters of waits, requests and timed launches are not sharded. read() makes one record of all
+// counters, which the ticker publishes (arbiter/counters.hpp).
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ class Counters {
     return launches(Class::kNormal) + launches(Class::kLatency) + launches(Class::kBestEffort);
   }
 
-  // What is counted here; the rest of `to` is left alone.
+  // Reads these counters; the rest of `to` is left alone.
   void read(cudasched_counts& to) const noexcept {
 #define CUDASCHED_SHARDED(name, metric, text) to.name = total(&Shard::name);
 #define CUDASCHED_ONCE(name, metric, text) to.name = (name).load(std::memory_order_relaxed);
@@ -63,7 +63,7 @@ class Counters {
   }
 
   Histogram gate_waits;  // of launches that waited
-  // Those and launches that a backlog held, by what did so last (WaitReason).
+  // Launches that waited or that a backlog held, by their last reason (WaitReason).
   std::array<std::atomic<std::uint64_t>, kWaitReasons> held{};
   Histogram preemptions;  // best-effort work in flight when a request began
   PredictionCounts predictions;

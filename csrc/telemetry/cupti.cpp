@@ -154,7 +154,7 @@ void CUPTIAPI take_buffer(CUcontext context, std::uint32_t stream, std::uint8_t*
     Batch batch;
     if (valid_bytes > 0) read_buffer(buffer, valid_bytes, deliver == nullptr ? nullptr : &batch);
     if (deliver != nullptr) deliver(std::move(batch));
-  } catch (const std::exception&) {  // out of memory: what the rest of the buffer held stays untimed
+  } catch (const std::exception&) {  // out of memory: launches in the rest of the buffer stay untimed
     lost.fetch_add(1, std::memory_order_relaxed);
   }
   std::size_t dropped = 0;

@@ -1,10 +1,10 @@
-// The one place that opens libcupti, and the one activity session of the process; coverage counts with it, collection
-// times with it. CUPTI is opened at run time; a libcupti that the process has already loaded is used, so that there are
-// never two. While the session is on it holds CUPTI's one subscription: another profiler's start fails then, and ours
-// fails if it was first.
+// The one place that opens libcupti, and the one activity session of the process; coverage counts with that session,
+// collection times with it. CUPTI is opened at run time; a libcupti that the process has already loaded is used, so
+// that there are never two. The session holds CUPTI's one subscription: another profiler's start fails meanwhile, and
+// our start fails if that profiler was first.
 //
-// What is read of a record are fields that lie where they lie since CUDA 11.8 (Kernel7 to Kernel10, GraphTrace and
-// GraphTrace2; cupti.cpp asserts it of the headers), and older libraries are refused.
+// The session reads only fields of a record that have kept their place since CUDA 11.8 (Kernel7 to Kernel10, GraphTrace
+// and GraphTrace2; cupti.cpp asserts the headers' layout), and refuses older libraries.
 //
 // push and pop are for the launch path: two calls into CUPTI. The rest may lock and allocate. Deliver is called on
 // threads of CUPTI and on those that flush.
@@ -53,7 +53,7 @@ void start(Use use, const std::string& path, Deliver deliver = nullptr);
 void stop(Use use) noexcept;
 bool started(Use use) noexcept;
 
-// Hands over what is complete; `all`: everything, once the device has been waited for. Throws Error.
+// Hands over complete records; `all`: every record, once the device has been waited for. Throws Error.
 void flush(bool all);
 
 std::uint64_t device_launches() noexcept;  // counted for kCount

@@ -107,7 +107,7 @@ struct EventTimer::Place {
 EventTimer::EventTimer() = default;
 
 EventTimer::~EventTimer() {
-  // What is still recorded may still be pending: events that are destroyed then are kept by the driver until it is not.
+  // Recorded events may still be pending: the driver keeps a destroyed event until its record is complete.
   for (const auto& place : places_) {
     if (place->context == nullptr) continue;
     const driver::CurrentContext current(place->context);

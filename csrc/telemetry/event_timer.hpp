@@ -1,7 +1,7 @@
 // Times launches with a pair of CUDA events around each: the way without CUPTI, and coarser. Between its events a
-// launch spends the gap before a kernel too, so what a pair around an empty kernel takes is subtracted (kEmptyKernelNs
-// of it is the kernel's own), or, where that kernel cannot be loaded, what an empty pair takes. The events themselves
-// cost the device about 2 us a launch.
+// launch spends the gap before a kernel too. So the timer subtracts the time of a pair around an empty kernel, of which
+// kEmptyKernelNs is the kernel's own, or, where that kernel cannot be loaded, the time of an empty pair. The events
+// themselves cost the device about 2 us a launch.
 //
 // begin and end are called around the driver's launch call, by any thread; they lock, and make events when none is
 // free. The first launch in a context calibrates, for some milliseconds. The rest is the collector's thread's.
@@ -20,7 +20,7 @@ class EventTimer {
  public:
   static constexpr std::int64_t kEmptyKernelNs = 1'000;
   static constexpr std::size_t kMostPairs = 65'536;  // in a context; launches beyond them are not timed
-  static constexpr std::int64_t kLeastNs = 500;      // what is left of a kernel that took less than the calibration
+  static constexpr std::int64_t kLeastNs = 500;      // the least time, for a kernel that took less than the calibration
 
   struct Place;
   struct Pair {
@@ -41,7 +41,7 @@ class EventTimer {
   // Unless the answer is kNotYet, the pair is given back. start_ns is on CLOCK_MONOTONIC.
   Answer read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept;
 
-  // What lay between the two events, as it was: nothing is subtracted. Gives the pair back alike.
+  // The unadjusted time between the two events. Gives the pair back alike.
   Answer read_elapsed(Pair* pair, std::int64_t& elapsed_ns) noexcept;
 
   // Ties the device's clock to ours anew; every few seconds keeps start_ns good to a microsecond.
@@ -50,8 +50,8 @@ class EventTimer {
   // The context goes, and its events with it. Null: every context.
   void forget(CUcontext context) noexcept;
 
-  std::int64_t overhead_ns() noexcept;    // what is subtracted, in the context first seen; 0 before it is
-  bool empty_kernel() noexcept;           // whether that is of an empty kernel
+  std::int64_t overhead_ns() noexcept;    // subtracted, in the context first seen; 0 before the first
+  bool empty_kernel() noexcept;           // is overhead_ns() of an empty kernel?
   std::int64_t empty_pair_ns() noexcept;  // the mean of two events around nothing, in that context
 
  private:

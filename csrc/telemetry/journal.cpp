@@ -115,7 +115,7 @@ bool Journal::append(Block type, std::uint32_t rows, std::initializer_list<std::
   if (!written) {
     const int why = errno;
     failed_ = true;
-    // What was written of the block would be refused by its checksum; without it the file ends where it is whole.
+    // Readers would refuse the written part of the block by its checksum; without that part the file ends whole.
     (void)!ftruncate(file_, whole_bytes_);
     std::array<char, 512> message{};
     std::snprintf(message.data(), message.size(), "collected launches cannot be written (%s); no more are collected",

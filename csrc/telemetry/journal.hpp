@@ -1,6 +1,6 @@
-// The file into which a process writes its launches while they are collected: append-only, so that what a killed
-// process leaves is whole up to its last block. docs/dataset.md has the format; python/cudasched/collect/_journal.py
-// reads it. All numbers are little-endian.
+// The file into which a process writes its launches while they are collected: append-only, so that a killed process's
+// file is whole up to its last block. docs/dataset.md has the format; python/cudasched/collect/_journal.py reads it.
+// All numbers are little-endian.
 //
 // One thread writes. Nothing here throws but the constructor: a disk that is full ends the journal, and says so once.
 #pragma once
@@ -51,7 +51,8 @@ static_assert(sizeof(Row) == 136);
 
 class Journal {
  public:
-  // kElapsed: for each row of the block of rows behind it, what two events around it gave (i64, ns; -1: nothing).
+  // kElapsed: for each row of the next block of rows, the time between two events around the launch (i64, ns; -1:
+  // none).
   enum class Block : std::uint32_t { kMeta = 1, kTexts = 2, kRows = 3, kEnd = 4, kElapsed = 5 };
   static constexpr std::uint32_t kVersion = 1;
 

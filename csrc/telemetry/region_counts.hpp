@@ -1,5 +1,5 @@
-// How long the requests of latency regions take, and how many keep their target, by the regions' names. Names are
-// texts of the program's, so there are few places for them: what comes when all are taken is counted in the last one.
+// How long the requests of latency regions take, and how many keep their target, by the regions' names. Names are texts
+// of the program's, so there are few places for them: once all are taken, further names count in the last place.
 //
 // index_of() is called when a region is entered: it takes a lock for a name that is not known yet. add() is called when
 // a request is over, and takes none. Neither is on the launch path.

@@ -49,7 +49,7 @@ struct Text {
   std::string text;
 };
 
-// What regions are called. Names are texts of the program's, so there are a bounded number of places for them.
+// The names of regions. Names are texts of the program's, so the number of places is bounded.
 class RegionNames {
  public:
   static constexpr std::size_t kNameBytes = 64;
@@ -108,7 +108,7 @@ RegionNames& region_names() noexcept {
   return *instance;
 }
 
-// What GPUs can hold. Those of a forked child are its parent's.
+// The GPUs' capacities. A forked child has the parent's.
 class Devices {
  public:
   void add(const TraceDevice& device) noexcept {
@@ -229,7 +229,7 @@ void Tracer::start(const TraceOptions& options) {
   text_bytes_ = 0;
   regions_known_ = devices_known_ = 0;
   records_ = lost_ = 0;
-  // What a trace before this one has left.
+  // Drops the records that an earlier trace left.
   for (auto& ring : trace_rings.load()->rings) ring.drain(TraceRings::kCells, [](const TraceRecord&) {});
   dropped_before_ = dropped_by_rings();
   dropped_told_ = 0;
@@ -279,7 +279,7 @@ void Tracer::run() noexcept {
     }
     try {
       fast = pass(last);
-    } catch (const std::exception&) {  // no memory for names: what the records say is kept
+    } catch (const std::exception&) {  // no memory for names: the batch counts as lost
       lost_ += batch_.size();
       batch_.clear();
     }
@@ -447,7 +447,7 @@ void reset_tracing_in_child() noexcept {
   if (TraceRings* const rings = trace_rings.exchange(nullptr)) munmap(rings, sizeof(TraceRings));
   region_names().reset_in_child();
   devices.reset_in_child();
-  new (&tracer()) Tracer();  // what the parent's was made of is left to leak: its state may be torn
+  new (&tracer()) Tracer();  // the parent's tracer is left to leak: its state may be torn
 }
 
 }  // namespace cudasched::telemetry

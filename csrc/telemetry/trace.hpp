@@ -1,9 +1,9 @@
-// Records what the process does with the GPU, for people to look at: off by default. While it is on, launches, waits,
-// regions and counters are put as records of 40 bytes into rings in memory that was allocated when it was started, and
-// a thread of its own writes them to files every few milliseconds (trace_file.hpp).
+// Records the process's use of the GPU, for people to look at: off by default. While tracing is on, launches, waits,
+// regions and counters go as records of 40 bytes into rings in memory, allocated at the start. A thread of the trace's
+// own writes the records to files every few milliseconds (trace_file.hpp).
 //
 // put() is on the launch path: it takes no lock, allocates nothing, makes no system call and never waits. Where records
-// come faster than they are written they are dropped and counted. What was written stays, however the process ends.
+// come faster than they are written they are dropped and counted. Written records stay, however the process ends.
 // Start, stop and names of regions are off the launch path, and may lock and allocate.
 #pragma once
 
@@ -79,7 +79,7 @@ std::uint64_t trace_dropped() noexcept;
 inline constexpr int kMostRegions = 1024;
 std::uint16_t trace_region(std::string_view name, Class region_class) noexcept;
 
-// What a GPU can hold, for readers of a trace; told once a GPU, traced or not. Off the launch path; any thread.
+// A GPU's capacity, for readers of a trace; told once a GPU, traced or not. Off the launch path; any thread.
 struct TraceDevice {
   int ordinal = 0;
   int major = 0;  // compute capability

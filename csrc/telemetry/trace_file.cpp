@@ -126,7 +126,7 @@ bool TraceFile::append(Block kind, std::uint32_t records,
   for (const auto& part : parts) written = written && write_all(file_, part.data(), part.size());
   if (!written) {
     const int why = errno;
-    // What was written of the block would be refused by its checksum; without it the file ends where it is whole.
+    // Readers would refuse the written part of the block by its checksum; without that part the file ends whole.
     (void)!ftruncate(file_, static_cast<off_t>(bytes_));
     fail(std::strerror(why));
     return false;

@@ -13,7 +13,7 @@
 //               3  a GPU, by its ordinal: compute capability (two numbers), SMs, threads that an SM holds
 //   kRecords  TraceRecord after TraceRecord
 //   kDropped  records that were dropped so far, for want of room in memory: 8 bytes
-//   kEnd      JSON: what was counted. The last block of a process that came to its end
+//   kEnd      JSON: the counts. The last block of a process that came to its end
 //
 // Used by one thread. Nothing here is on the launch path.
 #pragma once
@@ -43,8 +43,8 @@ class TraceFile {
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
-  // Appends one block, made of the parts. False, and nothing more is written ever, if that cannot be done: what was
-  // written before stays.
+  // Appends one block, made of the parts. False, and nothing more is written ever, if that cannot be done: earlier
+  // blocks stay.
   bool append(Block kind, std::uint32_t records, std::initializer_list<std::span<const std::byte>> parts) noexcept;
 
   // How many records the file has room for. 0: the next one should be begun. A file holds kLeastRecords at least.

@@ -1,5 +1,5 @@
-// What a trace is made of: records of one size, as they stand in the rings and in a trace's files (trace_file.hpp).
-// python/cudasched/observe/_trace_file.py reads them by the same layout.
+// A trace's records: of one size, with one layout in the rings and in a trace's files (trace_file.hpp).
+// python/cudasched/observe/_trace_file.py reads the same layout.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 namespace cudasched::telemetry {
 
 enum class TraceKind : std::uint8_t {
-  kLaunch = 1,  // the driver's call of a launch, on the thread that made it
-  kPush = 2,    // a launch was deferred: the call as the program's thread saw it
-  kWait = 3,    // at the gate; `detail` is a WaitReason
-  kTimed = 4,   // a launch that the gate timed: `time_ns` is when it was submitted, `duration` what it took on the GPU
+  kLaunch = 1,       // the driver's call of a launch, on the thread that made it
+  kPush = 2,         // a launch was deferred: the call as the program's thread saw it
+  kWait = 3,         // at the gate; `detail` is a WaitReason
+  kTimed = 4,        // a launch that the gate timed: `time_ns` is the submission, `duration` the time on the GPU
   kRegionBegin = 5,  // on a thread
   kRegionEnd = 6,
   kCounter = 7,  // `detail` is a TraceCounter, `what` its value
@@ -33,9 +33,9 @@ enum TraceFlag : std::uint8_t {
 enum class WaitReason : std::uint8_t {
   kUnknown = 0,
   kLatency = 1,   // latency work is active
-  kLinger = 2,    // it was just done
-  kHint = 3,      // it was announced
-  kForeseen = 4,  // it is due within the launch's bound
+  kLinger = 2,    // latency work was just done
+  kHint = 3,      // latency work was announced
+  kForeseen = 4,  // latency work is due within the launch's bound
   kInFlight = 5,  // enough is in flight
   kTurn = 6,      // it is another best-effort client's turn
   kMembers = 7,   // the other members of its job have not come yet

@@ -208,7 +208,7 @@ std::vector<Pending> Window::take(std::int64_t now_ns, bool all) {
     pending_.pop_front();
     ++base_;
   }
-  // What ended before the first pending launch was submitted can overlap nothing that is to come.
+  // A launch that ended before the first pending one was submitted can overlap no launch to come.
   const bool known = !pending_.empty() && pending_.front().state != Pending::State::kAwaited;
   const std::int64_t since =
       std::max(known ? pending_.front().row.submitted_ns : submitted, kClockSlackNs) - kClockSlackNs;

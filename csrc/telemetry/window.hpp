@@ -1,9 +1,10 @@
-// Launches between their submission and their row in the journal: joined with what the device says of them, told
-// whether they overlapped, and given out in launch order.
+// Launches between their submission and their row in the journal: joined with the device's records, told whether they
+// overlapped, and given out in launch order.
 //
-// A launch is final when it is timed and every launch that was submitted before its end is timed too, for only such can
-// have run beside it. What never gets a time (a record that CUPTI lost) is given up when a later launch of the same
-// stream has been timed and kPatienceNs have passed, or when kMostPending launches wait.
+// A launch is final when it is timed and every launch that was submitted before its end is timed too. Only such
+// launches can have run beside it. A launch may never get a time (CUPTI lost the record). Such a launch is given up
+// when a later launch of the same stream has been timed and kPatienceNs have passed, or when kMostPending launches
+// wait.
 //
 // One thread uses it, the collector's. Times are CLOCK_MONOTONIC, in ns.
 #pragma once
@@ -28,7 +29,7 @@ struct Pending {
   std::uint64_t stream = 0;        // handle
   std::uint64_t device_graph = 0;  // CUPTI's number of it, where it is known
   std::int64_t end_ns = 0;
-  void* events = nullptr;  // what times it, where events do
+  void* events = nullptr;  // the timing events, where events time the launch
   std::vector<std::uint32_t> words;
 
   bool open() const noexcept { return state == State::kAwaited || state == State::kLaunched; }
@@ -104,7 +105,7 @@ class Window {
   std::unordered_map<std::uint64_t, Waiting> early_;               // by launch: timed before it was added
   std::unordered_map<std::uint64_t, std::uint64_t> stream_of_;     // CUPTI's stream, to its handle
   std::unordered_map<std::uint64_t, std::uint64_t> newest_timed_;  // by stream's handle
-  std::vector<Span> taken_;                                        // that may still overlap what is pending
+  std::vector<Span> taken_;                                        // that may still overlap pending launches
   Counts counts_;
 };
 
