@@ -1,7 +1,7 @@
-// Which class a call has: the class bound to its stream, else that of the calling thread's region, else best effort
-// where a best-effort region has marked the stream (runtime/stream_marks.hpp), else that of the stream's priority where
-// priorities say classes, else the process's own. The class belongs to the call, never to a thread because of what it
-// once did.
+// Which class a call has: the class bound to its stream, else the class of the calling thread's region. Else best
+// effort where a best-effort region has marked the stream (runtime/stream_marks.hpp), else the class of the stream's
+// priority where priorities say classes. Else the process's own. The class belongs to the call; a thread's earlier
+// calls never decide it.
 //
 // classify() runs on the launch path: a few loads. Binding streams and opening regions do not.
 #pragma once
@@ -32,7 +32,7 @@ struct Region {
   std::uint16_t traced = 0;  // the number of its name in traces; 0: nothing was traced when it was entered
   std::uint64_t token = 0;
   std::uint32_t devices = 0;  // bitmap of the device ordinals that count this region as open
-  // Set by another thread where the code that entered it ends it there (Regions::may_move); null: that cannot be.
+  // Set by another thread that ends the region (Regions::may_move); null: no other thread can.
   std::shared_ptr<const std::atomic<bool>> ended_elsewhere;
 
   bool ended() const noexcept { return ended_elsewhere && ended_elsewhere->load(std::memory_order_relaxed); }
@@ -44,9 +44,9 @@ struct RegionStack {
   std::array<Region, kCapacity> regions{};
 };
 
-// What the engine remembers of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. The
-// space for that is what the loader sets aside for all libraries that are loaded late, so this stays small; the regions
-// themselves are where the first region entry of a thread puts them.
+// The engine's memory of a thread. Lives in initial-exec thread-local storage: no allocation, no lookup. All libraries
+// that are loaded late share the loader's reserve of such storage, so this type stays small. The first region entry of
+// a thread allocates the regions themselves.
 struct ThreadState {
   unsigned index = 0;             // for counter shards; 0: not yet given
   int depth = 0;                  // open regions
@@ -58,9 +58,9 @@ struct ThreadState {
   std::uint64_t noted_epoch = 0;        // and in which activity
   const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
-  const queue::Queue* feeds = nullptr;  // what its last launch went into; null: none, or it has backed off after a wait
+  const queue::Queue* feeds = nullptr;  // queue of the last launch; null: none, or backed off after a wait
   bool normal_registered = false;
-  bool empties_cache = false;  // for a latency client that waits for memory: what it drains passes the gate
+  bool empties_cache = false;  // for a latency client that waits for memory: drained launches pass the gate
 
   // The innermost region that has not ended; null: there is none.
   Region* innermost() const noexcept {

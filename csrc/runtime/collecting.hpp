@@ -1,5 +1,5 @@
-// Between a launch and the collector: what the engine knows of the launch is looked up and handed over. Called by the
-// hook around the driver's call, and only while launches are collected.
+// Between a launch and the collector: hands the engine's knowledge of the launch over. The hook calls both functions
+// around the driver's call, and only while launches are collected.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace cudasched::runtime {
 telemetry::Record begin_collected(const queue::Call& call) noexcept;
 void end_collected(const telemetry::Record& record, const queue::Call& call, CUresult status) noexcept;
 
-// CUDASCHED_COLLECT_DIR starts a collection with the process's first cuInit; what goes wrong is a warning.
+// CUDASCHED_COLLECT_DIR starts a collection with the process's first cuInit; an error is logged as a warning.
 void collect_if_asked(const std::string& cupti_path) noexcept;
 
 // At exit, or a call.

@@ -1,6 +1,7 @@
-// All that this process counts, as one record: what telemetry counts, the launcher threads' times, what the predictors
-// have no room for. The ticker publishes it in the tables of the process's GPUs (arbiter/counters.hpp), and C and
-// Python read it (cudasched_get_counts). Off the launch path; takes the gates' locks for a moment.
+// All counts of this process, as one record: telemetry's counters, the launcher threads' times, the kernels that the
+// predictors have no room for. The ticker publishes the record in the tables of the process's GPUs
+// (arbiter/counters.hpp), and C and Python read the record (cudasched_get_counts). Off the launch path; takes the
+// gates' locks for a moment.
 #pragma once
 
 #include "arbiter/counters.hpp"

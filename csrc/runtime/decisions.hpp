@@ -1,5 +1,5 @@
-// What the log says at level debug: why the gate held launches and what drained the ring, once a second, of what other
-// threads have counted. By the ticker alone; nothing here is on the launch path.
+// The log's lines at level debug, once a second, from other threads' counts: why the gate held launches and why the
+// ring drained. The ticker alone calls this; nothing here is on the launch path.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace cudasched::runtime {
 
 class Decisions {
  public:
-  // Writes what has happened since a second ago, where that is anything and the level is written.
+  // Writes the events of the last second, where there are any and the level is written.
   void say(std::int64_t now_ns) noexcept;
 
  private:

@@ -30,7 +30,7 @@ class Device {
  public:
   Device(CUdevice handle, int ordinal, const Settings& settings);
 
-  // A client of this class, registered if it is not yet. Throws ArbiterError.
+  // Registers the client of this class, once. Throws ArbiterError.
   // `job`: of a best-effort client, 0: none.
   void register_client(Class client_class, const Settings& settings, const Graphs* graphs, std::uint64_t job);
 
@@ -38,18 +38,18 @@ class Device {
   // ticker's, and before a client registers.
   arbiter::Condition tend(std::int64_t now_ns, bool at_once = false) noexcept;
 
-  // Gives the predictor its trees and what was learned of this GPU before, once. A file that cannot be used is said to
-  // be so and does without.
+  // Gives the predictor its trees and the saved state of this GPU, once. The log names a file that cannot be used; the
+  // predictor does without the file.
   void prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept;
 
-  // Keeps what the predictor learned.
+  // Saves the predictor's state.
   bool save_predictor() noexcept;
 
-  // Starts the launch queue behind the gate, once; `started` is told of it. Without memory or a thread for it nothing
-  // is ever deferred, and the gate holds the program's own threads.
+  // Starts the launch queue behind the gate, once, and calls `started`. Without memory or a thread for the queue
+  // nothing is ever deferred, and the gate holds the program's own threads.
   void start_queue(void (*started)(queue::Queue&) noexcept, bool spins) noexcept;
 
-  // Publishes what the process counts beside the slot of its first client here. The ticker's, and at exit.
+  // Publishes the process's counts beside the slot of its first client here. The ticker's, and at exit.
   void publish(const arbiter::Counts& counts) noexcept;
 
   // Launches of graphs may be submitted in slices. Before start_queue().

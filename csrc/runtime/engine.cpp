@@ -90,7 +90,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       } else if (why_not != nullptr) {
         log::debug(std::string("launches are not offloaded: ") + why_not);
       }
-      // From now on what waits behind the gate may be what latency work waits for.
+      // From now on latency work may wait for launches that wait behind the gate.
       bool latency = false;
       for_each_device([&](Device& each) { latency = latency || each.registered(Class::kLatency); });
       for_each_device([&](Device& each) {
@@ -159,7 +159,7 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
 
 void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept {
   Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
-  // Of one that goes in slices, what these take is what counts, and they are measured.
+  // A graph with slices needs no note: the measured times of its slices count.
   if (device != nullptr && !slices_.has_slices(exec) && graphs_.wants_note(exec)) {
     graphs_.note(exec, graph, [device](const predict::Query& query) { return device->gate.estimate_ns(query); });
   }
@@ -167,7 +167,7 @@ void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind
 }
 
 void Engine::configure(const std::string& name, const std::string& value) {
-  // What the engine looks at anew after it has begun.
+  // Settings that the engine reads anew after its begin.
   static constexpr std::string_view kAtAnyTime[] = {
       "CUDASCHED_POLICY",          "CUDASCHED_LEAD_US",      "CUDASCHED_MAX_INFLATION",
       "CUDASCHED_LONG_US",         "CUDASCHED_LINGER_US",    "CUDASCHED_MARGIN_US",

@@ -1,6 +1,6 @@
-// The process-wide engine: configuration, devices, and the way of a launch (docs/design.md). How it begins, fails,
-// forks and ends is in lifecycle.hpp, regions in regions.hpp, what the ticker thread does in ticker.hpp, a GPU's parts
-// in device.hpp.
+// The process-wide engine: configuration, devices, and the way of a launch (docs/design.md). lifecycle.hpp has the
+// begin, failure, forks and end of the process, regions.hpp the regions, ticker.hpp the ticker thread's work,
+// device.hpp a GPU's parts.
 //
 // find_site(), back_off(), begin_launch() and end_launch() are the launch path. Everything else may lock, allocate and
 // log.
@@ -38,27 +38,27 @@
 
 namespace cudasched::runtime {
 
-// What the hook does for launch queues; the runtime, which is below it, calls it through these.
+// The hook's functions for launch queues; the runtime is below the hook, and calls through these pointers.
 struct OffloadHooks {
   bool can_defer = false;
   void (*started)(queue::Queue&) noexcept = nullptr;
   void (*forget_queues)() noexcept = nullptr;
 };
 
-// What a launch carries from begin_launch to end_launch.
+// A launch's state from begin_launch to end_launch.
 struct Ticket {
   Device* device = nullptr;  // null: nothing to report
   Gate::Pass pass;
   LatencySegments::Timing timing;
 };
 
-// Beside what is counted (counts.hpp).
+// The state beside the counts (counts.hpp).
 struct StateReport {
   bool attached = false;
   bool scheduling = false;
   Class process_class = Class::kNormal;
   int driver_version = 0;
-  std::uint64_t unknown_handles = 0;  // that found no place in the registry, and streams that found none for their mark
+  std::uint64_t unknown_handles = 0;  // without a place in the registry, and streams without a place for a mark
   SliceCounts slices;
   std::string off_reason;
   std::string driver_path;
@@ -78,8 +78,8 @@ class Engine {
   void configure(const std::string& name, const std::string& value);
   // Decides from now on, on every device, instead of the configured policy.
   void use_policy(schedule::UserPolicy policy);
-  // Looks whether another process has asked for a change of this one (arbiter/control.hpp), and makes it; says in each
-  // slot what holds now. The ticker's.
+  // Makes a change of this process that another one has asked for (arbiter/control.hpp), and publishes the settings in
+  // each slot. The ticker's.
   void serve_control() noexcept;
   void bind_stream(std::uint64_t stream, Class value);  // throws Error
   void unbind_stream(std::uint64_t stream) noexcept;
@@ -222,7 +222,7 @@ inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcep
   site.device = Engine::current_device(thread);
   if (!best_effort) return;
   site.caller.context = driver::shareable_context();
-  // What is collected is timed around the driver's call, on the thread that makes it.
+  // A collected launch is timed around the driver's call, on the calling thread.
   if (site.caller.latency || collecting || site.device == nullptr || site.caller.context == nullptr) return;
   queue::Queue* const known = site.device->queue();
   if (known != nullptr && known->active()) site.queue = known;
@@ -238,7 +238,7 @@ inline void back_off(const queue::Site& site) noexcept {
   state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off, site.queue);
 }
 
-// The same of a call that has waited for the GPU: once for what the thread has launched since the last one.
+// The same after a call that has waited for the GPU: once for the thread's launches since the last such call.
 inline void back_off_after_wait() noexcept {
   Hot& state = hot();
   if (!state.host_backoff.requested()) [[likely]]
@@ -290,7 +290,7 @@ inline void end_launch(const Ticket& ticket, const queue::Call& call, CUresult s
   }
 }
 
-// Does the thread serve requests? What others wait for tells nothing of them.
+// Does the thread serve requests? Other threads' waits tell nothing of requests.
 inline bool serves_requests(const ThreadState& thread) noexcept {
   return hot().process_class.load(std::memory_order_relaxed) == Class::kLatency || in_latency_region(thread);
 }

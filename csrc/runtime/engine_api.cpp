@@ -1,5 +1,5 @@
-// include/cudasched/engine.h, all but what the hook, a door, has: cudasched_attach, cudasched_find_driver
-// (hook/intercept.cpp) and cudasched_install (hook/install.cpp); and collecting (engine_collect.cpp).
+// include/cudasched/engine.h, all but the hook's functions and collecting (engine_collect.cpp). The hook has
+// cudasched_attach, cudasched_find_driver (hook/intercept.cpp) and cudasched_install (hook/install.cpp).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

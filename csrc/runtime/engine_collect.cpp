@@ -33,7 +33,7 @@ telemetry::Timing timing_of(const std::string& name) {
   throw ConfigError("launches are timed by \"cupti\", by \"events\" or by \"both\"; got \"" + name + "\"");
 }
 
-// A collection that was asked for before the process's first cuInit, and what came of it then.
+// A collection that was asked for before the process's first cuInit, and the error of its start.
 struct Asked {
   std::mutex mutex;
   std::optional<telemetry::CollectOptions> options;

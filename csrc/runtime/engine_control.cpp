@@ -125,7 +125,7 @@ Outcome apply_trace(std::int32_t milliseconds, const std::string& table) {
   options.directory = traces + "/" + process.data();
   options.limit_bytes = kTraceBytes;
   std::error_code ignored;
-  std::filesystem::remove_all(options.directory, ignored);  // what a controller that was killed has left
+  std::filesystem::remove_all(options.directory, ignored);  // left by a controller that was killed
   for (const std::string& directory : {traces, options.directory}) {
     if (mkdir(directory.c_str(), S_IRWXU) != 0 && errno != EEXIST) return Outcome::kNoTrace;
   }

@@ -58,7 +58,7 @@ class Asking {
   std::atomic<std::int64_t>* place_ = nullptr;
 };
 
-// What the calling thread has done of its own.
+// The calling thread's own computing and sleeping.
 struct Doings {
   std::int64_t computed_ns = 0;
   long slept = 0;

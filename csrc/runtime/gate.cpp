@@ -177,8 +177,8 @@ void Gate::note_length(std::int64_t duration_ns) noexcept {
 // ---- while no latency client is on the device ----------------------------------------------------------------------
 
 // A few nanoseconds for most launches: a lock, an estimate by the launch's geometry, an addition. Only one launch in
-// 16, a kernel that was not seen before, and what may be too much look at the clock and ask the driver what is
-// complete.
+// 16, a kernel that was not seen before, and a launch that may exceed the bound look at the clock and ask the driver
+// for completions.
 Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
   const std::uint64_t stream = id_of(call.stream);
   const std::uint64_t key = Sampler::key_of(call);
@@ -407,11 +407,11 @@ void Gate::retire(std::int64_t now) noexcept {
       });
 }
 
-// A launch that is held because of what is in flight goes nonetheless.
+// A launch that the time in flight holds goes nonetheless.
 void Gate::note_exception(schedule::Exception exception, telemetry::Shard& count) noexcept {
   count.gate_exceptions.fetch_add(1, std::memory_order_relaxed);
   if (exception == schedule::Exception::kBackstop) backstop_used_.store(true, std::memory_order_relaxed);
-  // What is late may have waited for this launch: how long it took says nothing.
+  // Late work may have waited for this launch: the late work's time says nothing.
   sampler_.overlap();
 }
 

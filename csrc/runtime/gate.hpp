@@ -1,16 +1,16 @@
-// Where a best-effort launch waits for admission, and what is in flight. One a device and process.
+// The gate at which best-effort launches wait for admission, and the work in flight. One a device and process.
 //
 // A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
-// which records its marker. The caller is the launcher thread for what was deferred (runtime/offload.hpp), else the
-// program's own. schedule::GateMachine decides. The gate passes time, predictions and completions to the machine under
-// a lock, and waits. Three parts of runtime/gate/ help:
+// which records its marker. The caller is the launcher thread for deferred launches (runtime/offload.hpp), else the
+// program's own thread. schedule::GateMachine decides. The gate passes time, predictions and completions to the machine
+// under a lock, and waits. Three parts of runtime/gate/ help:
 //
-//   Markers  the events that say what is complete
+//   Markers  the events of completions
 //   Sampler  predictions, and which launches are timed
 //   Waiter   how a thread waits
 //
-// While no latency client is on the device, launches are counted (a marker for each 16), and what is in flight is
-// bounded (schedule::bounded), so that a client that joins meets no long backlog.
+// While no latency client is on the device, the gate counts launches (a marker for each 16) and bounds the time in
+// flight (schedule::bounded). So a client that joins meets no long backlog.
 //
 // Never waits here (docs/order.md): a thread that holds the GIL in a process that has a
 // latency client too; a thread in a latency region, whatever class the launch has; anything once scheduling is off.
@@ -53,9 +53,10 @@ class Gate {
   // A launch's way through the gate, from admit() to submitted().
   struct Pass : schedule::GateMachine::Ticket {
     CUevent completion = nullptr;  // to be recorded after the launch; null: none
-    // Of a kernel that is timed: the event before it (null: it is not timed), and when the launch call began. Where
-    // nothing else of ours was in flight, the GPU waited for it. Of copies that is not known: a kernel right behind one
-    // is taken for one that the GPU waited for, and learned as a microsecond or two too short.
+    // Of a timed kernel: the event before the kernel (null: not timed), and the begin of the launch call. Where nothing
+    // else of ours was in flight, the GPU waited for the call. Copies in flight are not known: the gate takes a kernel
+    // right behind a copy for one that the GPU waited for. The predictor then learns a time that is a microsecond or
+    // two too short.
     CUevent start = nullptr;
     std::int64_t called_ns = 0;
     // The marker may be left out for a launch behind it that may overlap this one: an event between the two would end
@@ -83,7 +84,7 @@ class Gate {
   // The client has another slot now.
   void moved(int slot) noexcept;
 
-  // Writes anew what the arbiter says of this client, where a damaged table says anything else. The ticker's.
+  // Restores the arbiter's words on this client in a damaged table. The ticker's.
   void write_again() noexcept;
 
   // The figures that a policy goes by, from the next launch on.
@@ -102,7 +103,7 @@ class Gate {
   // Predicted GPU time of launches that are complete. Any thread.
   std::int64_t completed_gpu_ns() const noexcept { return gpu_ns_.load(std::memory_order_relaxed); }
 
-  // What the predictor's kernels make of the GPU. Any thread.
+  // The predictor's outlook on the GPU by kernel. Any thread.
   const predict::Outlooks& outlooks() const noexcept { return sampler_.predictor().outlooks(); }
 
   // Kernels whose parameters the predictor has no room to learn. The ticker's.
@@ -117,16 +118,16 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
-  // What was complete when the ticker last looked, ever, and whether anything was in flight then.
+  // All completions up to the ticker's last look, and whether anything was in flight then.
   struct Progress {
     std::uint64_t completions = 0;
     bool in_flight = false;
   };
   Progress progress() const noexcept { return progress_; }
 
-  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. What is in flight need not
-  // be bounded then. Nor need the gate hold long kernels, where the policy is the default one; between short ones it
-  // saves requests that queue behind one another changes of context. The ticker's.
+  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. The time in flight then
+  // needs no bound. Nor need the gate hold long kernels under the default policy. Between short kernels the gate saves
+  // changes of context for requests that queue behind one another. The ticker's.
   void step_aside(bool interrupted, std::int64_t now_ns) noexcept {
     interrupted_.store(interrupted, std::memory_order_relaxed);
     const bool has_long = now_ns - long_seen_ns_.load(std::memory_order_relaxed) < kLongAgoNs;
@@ -152,15 +153,15 @@ class Gate {
     if (peers_ != nullptr) peers_->wake_all();
   }
 
-  // What the predictor goes by: trees (null: none; they must outlive the gate) and the memory that CUDA knows.
+  // The predictor's sources: trees (null: none; the trees must outlive the gate) and the memory that CUDA knows.
   void use(const predict::trees::Evaluator* trees, const predict::Allocations* allocations) noexcept;
 
-  // What a kernel would take, said without counting as a launch.
+  // A kernel's predicted time, without counting a launch.
   std::int64_t estimate_ns(const predict::Query& query) noexcept;
-  // What launches of an executable graph took; 0: not known yet.
+  // The measured time of an executable graph; 0: not known yet.
   std::int64_t measured_graph_ns(CUgraphExec exec) noexcept;
 
-  // What was learned and is worth keeping between runs; nothing if the lock cannot be had (at exit, its holder may be
+  // The learned state worth keeping between runs; empty if the lock cannot be had (at exit, the lock's holder may be
   // gone). Allocates. restore() throws StateError.
   std::vector<std::byte> save() noexcept;
   void restore(std::span<const std::byte> state);
@@ -212,7 +213,7 @@ class Gate {
   std::atomic<std::int64_t> longest_ns_{0};
   std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than `long_us` was admitted
   const LatencyActivity* own_latency_ = nullptr;
-  predict::Residency device_;  // of a kernel of which nothing is known
+  predict::Residency device_;  // of an unknown kernel
   int ordinal_ = 0;
   Waiter waiter_;
   schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone, once there is one

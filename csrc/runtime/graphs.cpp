@@ -31,7 +31,7 @@ struct Walk {
   bool plain = true;
 };
 
-// Predicts the kernels of a graph. What many of them have in common is asked of the driver once.
+// Predicts the kernels of a graph. Asks the driver once for the residency that several kernels have in common.
 class Kernels {
  public:
   explicit Kernels(const Graphs::Estimate& estimate) : estimate_(estimate) {}

@@ -1,9 +1,9 @@
-// What is known of an executable graph until it is destroyed. What it is predicted to take: its nodes are walked once,
-// when it is instantiated, for the longest path through their predicted times. And which priority its kernel nodes were
-// given for its caller's class, where they were.
+// Facts of an executable graph until its destruction. The predicted time: at instantiation, note() walks the nodes once
+// for the longest path through their predicted times. And the priority that the kernel nodes were given for the
+// caller's class, if any.
 //
-// find() is a few loads, from any thread; the rest locks, allocates and may call the driver. What is predicted is kept
-// in the process's registry (driver/registry.hpp).
+// find() is a few loads, from any thread; the rest locks, allocates and may call the driver. The process's registry
+// (driver/registry.hpp) keeps the predicted time.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +21,7 @@ namespace cudasched::runtime {
 
 using GraphFacts = driver::ExecFacts;
 
-// What a node is predicted to take, with what passes until one behind it begins. Reads it alone.
+// A node's predicted time, with the gap until the next node begins. Reads this node alone.
 std::int64_t predicted_node_ns(CUgraphNode node, const std::function<std::int64_t(const predict::Query&)>& estimate);
 
 // To the kernel nodes of an executable graph, by its caller's class.
@@ -36,8 +36,8 @@ class Graphs {
 
   // `exec` was made of `graph`, or updated to it.
   void note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept;
-  // It was updated: is it to be noted again? Of a graph that is updated at nearly each launch, what its launches took
-  // says more than its nodes, whose walk may take longer than the update.
+  // The graph was updated: is it to be noted again? Of a graph that is updated at nearly each launch, the measured
+  // times say more than the nodes. A walk of the nodes may also take longer than the update.
   bool wants_note(CUgraphExec exec) noexcept;
   void forget(CUgraphExec exec) noexcept;
 

@@ -1,5 +1,5 @@
-// The edge of the C boundary (include/cudasched/engine.h): what is thrown below it becomes a status and the thread's
-// last error.
+// The edge of the C boundary (include/cudasched/engine.h): an exception below becomes a status and the thread's last
+// error.
 #pragma once
 
 #include <exception>

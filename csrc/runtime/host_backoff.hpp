@@ -1,20 +1,19 @@
-// Host back-off: while a thread of this process is in a latency region, its best-effort threads pause once their next
-// launch is queued, before they change an executable graph, and where they return from a wait for the GPU. The gate
-// would hold what they launch anyway, and preparing it takes the interpreter's lock and the driver's locks from the
-// thread that answers the request.
+// Host back-off: while a thread of this process is in a latency region, the process's best-effort threads pause. Such a
+// thread pauses once its next launch is queued, before it changes an executable graph, and at the return from a wait
+// for the GPU. The gate would hold their launches anyway. Preparing a launch takes the interpreter's lock and the
+// driver's locks from the thread that answers the request.
 //
-// The pause is bounded, because the thread in the region may wait for one that pauses: at most
-// Settings::host_backoff_ns, counted from the entry of the first region that is open. A thread that holds the
-// interpreter's lock, or that is in a latency region itself, never pauses. Regions count for the whole process,
-// whatever GPU they are for: the host is what is shared.
+// The pause is bounded, because the thread in the region may wait for one that pauses. The pause lasts at most
+// Settings::host_backoff_ns from the entry of the first open region. A thread that holds the interpreter's lock, or
+// that is in a latency region itself, never pauses. Regions on any GPU count for the whole process, because its threads
+// share the host.
 //
-// Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile: a thread
-// pauses where that holds enough, many operations or much GPU time, for the whole request, and goes on to fill it
-// before the GPU has nothing left of it. A request that launches and waits again and again, as a decoder does for each
-// token, hardly waits for another thread: the bound counts anew from each of its waits, and one launch is held
-// kMostBounds times as long at most. A thread that returns from a wait may hold a lock of the program's, as PyTorch's
-// allocator does when it waits for its events one by one: it pauses once for what it has launched before, and for one
-// bound.
+// Where best effort runs in the gaps of requests (policy `harvest`), it goes on from the ring meanwhile. A thread
+// pauses where the ring holds enough (many operations or much GPU time) for the whole request, and goes on before the
+// ring runs out. A request that launches and waits again and again, as a decoder does for each token, hardly waits for
+// another thread. So the bound counts anew from each of the request's waits, and one launch is held kMostBounds times
+// as long at most. A thread that returns from a wait may hold a lock of the program's, as PyTorch's allocator does
+// between waits for its events. Such a thread pauses once for all its earlier launches, and for one bound.
 //
 // Costs a launch, and a wait, a load while no region is open.
 #pragma once
@@ -57,7 +56,7 @@ class HostBackoff {
 
  private:
   static constexpr std::int64_t kPauseNs = 50'000;
-  // What the ring holds that is enough to pause, and enough to go on with that: one or the other.
+  // Enough work in the ring, by operations or by GPU time: to pause, and to go on pausing.
   struct Enough {
     std::uint64_t operations;
     std::int64_t gpu_ns;

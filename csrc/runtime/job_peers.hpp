@@ -1,9 +1,10 @@
 // The other GPUs of a job, as the gate of one GPU sees them. One a device, for its best-effort client.
 //
 // A job is one process with several GPUs, or the processes that share MASTER_ADDR and MASTER_PORT, or the setting
-// `job`. Its collectives hold up every GPU while one of its members waits at a gate, so its gates close and open
-// together: one is closed while latency work is active, or announced, on any GPU on which the job has a best-effort
-// client. No launch ever waits for another member's launch; what latency work does not hold back goes (docs/order.md).
+// `job`. A job's collectives hold up every GPU while one member waits at a gate, so the job's gates close and open
+// together. Each is closed while latency work is active, or announced, on any GPU on which the job has a best-effort
+// client. No launch ever waits for another member's launch; launches that latency work does not hold back go
+// (docs/order.md).
 //
 // Nothing is agreed between members. Each has the job's id in its slot, and each reads the tables of the run directory
 // to find on which GPUs the id is. A member that dies loses its slot, and with it its GPU leaves the job.
@@ -64,8 +65,9 @@ class JobPeers {
   // The table whose end of latency work is to be slept for: `own`, unless latency work is active on another GPU alone.
   arbiter::Table& holder(arbiter::Table& own) const noexcept;
 
-  // The calling thread is about to sleep for that table, of another GPU; between its reading wake_sequence and its last
-  // look whether it has to sleep. A wake-up between the two either changes the sequence or finds this said.
+  // The calling thread is about to sleep for that table, of another GPU. The call stands between the thread's read of
+  // wake_sequence and its last look whether it has to sleep. A wake-up between the two either changes the sequence or
+  // finds this said.
   static void announce(arbiter::Table& holder) noexcept { holder.layout().distant_waiters.store(1); }
 
   // Gives back dead clients' slots on the other GPUs, and looks anew which GPUs are the job's.

@@ -1,4 +1,4 @@
-// What cudasched_last_error() says on the calling thread, for parts of the C boundary that live in other rooms.
+// The calling thread's text for cudasched_last_error(), for parts of the C boundary in other rooms.
 #pragma once
 
 #include <string>

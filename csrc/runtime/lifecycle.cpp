@@ -113,7 +113,7 @@ void Lifecycle::start() noexcept {
     hot().scheduling.store(true, std::memory_order_release);
     collect_if_asked(engine_.settings_.cupti_path);
     trace_if_asked();
-    // What is written at the end is written by the ticker where the end is _exit().
+    // The ticker writes the files of the end where the process ends by _exit().
     if (covers || telemetry::collecting() || telemetry::tracing()) engine_.ticker_.start();
     if (engine_.device_count_ == 1) {
       CUdevice only = 0;
@@ -206,8 +206,8 @@ void Lifecycle::after_fork_in_parent() noexcept {
 }
 
 void Lifecycle::after_fork_in_child() noexcept {
-  // The parent's slots, events and thread are the parent's. What was reached through them is left to leak: other
-  // threads' state in it may be torn.
+  // The parent's slots, events and thread are the parent's. The memory behind these is left to leak: other threads'
+  // state there may be torn.
   hot().scheduling.store(false);
   hot().only_device.store(nullptr);
   hot().captures.store(0);
@@ -262,7 +262,7 @@ void Lifecycle::finish() noexcept {
 
 void Lifecycle::stop() noexcept {
   if (stopping_.exchange(true)) return;
-  // What the program has launched is to run, as it would have without us.
+  // The program's launches are to run, as without us.
   engine_.for_each_device([](Device& device) {
     if (device.queue() != nullptr) device.queue()->stop(kNsPerSecond);
   });
@@ -290,7 +290,7 @@ void Lifecycle::stop() noexcept {
 void Lifecycle::report_coverage() noexcept {
   try {
     if (coverage_error_.empty()) {
-      // What is still running when a program exits has not run; it is waited for, so that the two counts agree.
+      // Work that still runs at the exit is not counted yet; the wait makes the two counts agree.
       CUcontext context = nullptr;
       if (driver::table().cuCtxGetCurrent(&context) == CUDA_SUCCESS && context != nullptr) {
         driver::table().cuCtxSynchronize();

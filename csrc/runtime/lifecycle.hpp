@@ -1,10 +1,10 @@
-// What happens to the whole process, in the order in which it may: the shim loads us, the program initialises the
-// driver, contexts end, something fails, the process forks, it exits. Clients register in between, at their first
-// launch or region (Engine::prepare()).
+// The events of the whole process, in their order: the shim loads us, the program initialises the driver, contexts end,
+// something fails, the process forks or exits. Clients register in between, at their first launch or region
+// (Engine::prepare()).
 //
-// The parts that are set up, told and stopped here are the Engine's; what is known of the process itself is kept here.
-// Nothing here is on the launch path. It takes the engine's lock, allocates and logs; at exit it waits for locks only
-// briefly, because the thread that holds one may be the one that the exit interrupted.
+// The Engine has the parts that are set up, told and stopped here; the Lifecycle has the state of the process itself.
+// Nothing here is on the launch path. Calls take the engine's lock, allocate and log. At exit they wait for locks only
+// briefly, because the exit may have interrupted the thread that holds one.
 #pragma once
 
 #include <cuda.h>
@@ -32,8 +32,8 @@ class Lifecycle {
   // cuInit has succeeded (each time). Scheduling begins; the handler for the exit is registered.
   void start() noexcept;
 
-  // ---- a context ends. What is known by its handle or of its streams is forgotten before the driver ends it, because
-  // handles come back for others.
+  // ---- a context ends. The engine forgets the context's handle and streams before the driver ends the context,
+  // because handles come back for others.
   void context_ends(CUcontext context) noexcept;
   void primary_context_ends(CUdevice device) noexcept;
   // It is gone, or certain to go: nothing else retains it.
@@ -41,16 +41,16 @@ class Lifecycle {
   // After the driver: memory that went with a context, or, null, with those of the device.
   void memory_gone(int device, CUcontext context) noexcept;
 
-  // ---- fails: an internal fault. Scheduling goes off for the process, that is said once, and every call passes
-  // through from then on.
+  // ---- fails: an internal fault. Scheduling goes off for the process, with one message, and every call passes through
+  // from then on.
   void fail(const std::string& why) noexcept;
 
-  // ---- exits: what is queued is submitted, for at most a second; then every call passes through. Once.
+  // ---- exits: queued launches are submitted, for at most a second; then every call passes through. Once.
   void stop() noexcept;
   // The process ends by _exit(), maybe in a signal handler: the ticker thread stops, if this process has one.
   void finish() noexcept;
 
-  // ---- what the engine asks; the caller holds its lock, but for the first two
+  // ---- the engine's questions; the caller holds the engine's lock, but for the first two
   bool attached() const noexcept { return attached_.load(std::memory_order_acquire); }
   bool stopping() const noexcept { return stopping_; }
   bool started() const noexcept { return started_; }

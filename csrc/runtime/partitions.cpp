@@ -17,7 +17,7 @@ namespace {
 using driver::check;
 using driver::table;
 
-constexpr unsigned kUsualStep = 8;  // where a driver does not say (before 13.0): what holds from Hopper on
+constexpr unsigned kUsualStep = 8;  // the step from Hopper on, where a driver does not say (before 13.0)
 
 // Green contexts belong to the device's primary context, and so do their streams.
 CUdevice device_of_primary_context() {

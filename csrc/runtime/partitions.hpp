@@ -1,7 +1,7 @@
 // Parts of a GPU's SMs for best-effort work: green contexts of cudasched's own, each with one stream that has class
 // best effort. They are never current to a thread.
 //
-// A partition is made once for a device and a number of SMs, and kept for the life of the process: PyTorch's allocator
+// A partition is made once for a device and a number of SMs, and lives as long as the process. For PyTorch's allocator
 // goes on using a stream that it has allocated on. All partitions of a device begin at the same SM, so that the others
 // are free of every one of them.
 #pragma once

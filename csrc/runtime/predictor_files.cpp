@@ -20,7 +20,7 @@ namespace cudasched::runtime {
 namespace {
 
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
-constexpr std::string_view kSimulated = "cudasched simulated GPU";  // its kernels last what its user says
+constexpr std::string_view kSimulated = "cudasched simulated GPU";  // the user sets the kernels' durations
 
 class File {
  public:
@@ -40,7 +40,7 @@ class File {
   throw StateError("the predictor's state " + path + " cannot be " + what + ": " + std::strerror(errno));
 }
 
-// A place in what is kept between runs; "" where nothing is.
+// A place in the directory kept between runs; "" where nothing is kept.
 std::string user_directory(const Settings& settings, const char* place) {
   if (settings.cache_directory == "off") return {};
   if (!settings.cache_directory.empty()) return settings.cache_directory + place;

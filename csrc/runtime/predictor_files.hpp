@@ -1,4 +1,4 @@
-// The predictor's files: the model it is given, and what it learned of a GPU, kept between runs.
+// The predictor's files: the model, and the learned state of a GPU, kept between runs.
 //
 // The state of a GPU is one file a user, named by the GPU's UUID, in CUDASCHED_CACHE_DIR, else
 // $XDG_CACHE_HOME/cudasched, else ~/.cache/cudasched. It is replaced whole, so that a reader never sees half of one; of

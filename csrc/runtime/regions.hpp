@@ -18,8 +18,8 @@ namespace cudasched::runtime {
 
 class Regions {
  public:
-  // Opens a region on the calling thread. What requests take is known by their `slo_ns` (0: nothing is known of this
-  // one). `name`: what its requests are counted as, of fewer than 64 bytes; "": nothing. Returns the token that exit()
+  // Opens a region on the calling thread. Requests of one `slo_ns` have one history of times (0: none). `name`: the
+  // name under which the region's requests count, of fewer than 64 bytes; "": none. Returns the token that exit()
   // takes. Throws Error: nested too deeply.
   std::uint64_t enter(Class value, std::int32_t priority, std::int64_t slo_ns, std::int64_t deadline_ns,
                       std::string_view name = {});
@@ -30,8 +30,8 @@ class Regions {
 
   // A region of the calling thread may be ended on another one, as that of a generator which a pool's threads advance.
   void may_move(std::uint64_t token);
-  // Ends it, on any thread: what its own thread launches from then on is not in it, and that thread leaves it when it
-  // next enters or leaves one. Throws Error: it has ended, or may_move() was not said of it.
+  // Ends the region, on any thread. Later launches of the region's own thread are outside, and that thread leaves the
+  // region at its next entry or exit of one. Throws Error: the region has ended, or may_move() was not called for it.
   void end_elsewhere(std::uint64_t token);
 
   // Latency work of the calling thread's device is imminent, within that time; one second counts as the longest. Throws

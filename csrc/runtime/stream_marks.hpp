@@ -1,11 +1,11 @@
-// Which streams best-effort regions use, so that the threads that work for a region have its class too: autograd's
-// threads launch the backward pass on the streams of the forward pass, and are in no region.
+// Which streams best-effort regions use, so that the threads that work for a region have the region's class too.
+// Autograd's threads launch the backward pass on the streams of the forward pass, and are in no region.
 //
 // A best-effort region marks each stream that it launches on. The mark lasts until the region is left and its work on
-// the stream is complete; a thread in no region that launches on a marked stream is best effort. A stream that waits
-// for an event of a best-effort stream inherits its mark (NCCL's streams in data-parallel training), until it waits for
-// an event of another. Nothing else is ever carried: a mark of class latency would close gates for good on the pooled
-// streams of a framework.
+// the stream is complete. A thread in no region that launches on a marked stream is best effort. A stream that waits
+// for an event of a best-effort stream inherits the mark, until the first stream waits for an event of another. So do
+// NCCL's streams in data-parallel training. Nothing else is ever carried: a mark of class latency would close gates for
+// good on the pooled streams of a framework.
 //
 // Latency work on a marked stream contests the mark: it has no effect until a later region marks the stream anew.
 //
@@ -28,10 +28,10 @@
 
 namespace cudasched::runtime {
 
-// What a mark comes from: the token of a region. kNoOrigin: nothing.
+// The origin of a mark: the token of a region. kNoOrigin: none.
 using Origin = std::uint64_t;
 inline constexpr Origin kNoOrigin = 0;
-// A stream that is bound to best effort: what inherits from it keeps the mark for as long as it waits for no other.
+// A stream that is bound to best effort: a stream that inherits from it keeps the mark until it waits for another.
 inline constexpr Origin kBoundOrigin = ~Origin{0};
 
 class StreamMarks {
@@ -49,7 +49,7 @@ class StreamMarks {
   // Is any stream marked?
   bool in_use() const noexcept { return live_.load(std::memory_order_relaxed) > 0; }
 
-  // What the stream's mark comes from; kNoOrigin where it has none, or one that is contested.
+  // The origin of the stream's mark; kNoOrigin without a mark, or with a contested one.
   Origin find(std::uint64_t key) const noexcept;
   // Has it a mark, contested or not?
   bool marked(std::uint64_t key) const noexcept;
@@ -63,7 +63,7 @@ class StreamMarks {
   // The stream waits for an event of this origin, by a thread in no region.
   void inherit(std::uint64_t key, CUstream stream, CUcontext context, Origin origin) noexcept;
 
-  // Changes whenever a mark was taken away other than by sweep(), so that what a thread remembers is looked up anew.
+  // Changes whenever a mark was taken away other than by sweep(), so that a thread looks its remembered mark up anew.
   std::uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
 
   std::uint64_t overflows() const noexcept { return overflows_.load(std::memory_order_relaxed); }

@@ -51,7 +51,7 @@ void note_record_of(CUevent event, CUstream stream) noexcept {
 
 void note_wait_of(CUevent event, CUstream stream) noexcept {
   Hot& state = hot();
-  // What a region does it does in its own class, and what is bound stays so.
+  // A region's calls have the region's class, and a bound stream keeps its class.
   if (this_thread().depth > 0 || state.process_class.load(std::memory_order_relaxed) == Class::kBestEffort) return;
   Class bound = Class::kNormal;
   if (!state.streams.empty() && state.streams.find(reinterpret_cast<std::uintptr_t>(stream), bound)) return;

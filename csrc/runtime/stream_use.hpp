@@ -1,5 +1,5 @@
-// Which class a call has, and what a call tells of the streams that it uses (docs/order.md, "Which class a call has"):
-// marks that best-effort regions leave on streams, and what streams inherit by waiting for events.
+// Which class a call has, and the marks on the call's streams (docs/order.md, "Which class a call has"). Best-effort
+// regions leave marks on streams, and streams inherit marks by waiting for events.
 //
 // The inline functions are on the launch path: a load or two where no region of class best effort was ever entered.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace cudasched::runtime {
 
-// What the functions of these names do where there may be something to do.
+// The slow paths of the functions of these names.
 void note_stream_use_of(const queue::Call& call, ThreadState& thread) noexcept;
 void note_record_of(CUevent event, CUstream stream) noexcept;
 void note_wait_of(CUevent event, CUstream stream) noexcept;
@@ -66,8 +66,8 @@ inline Class classify_event(CUevent event, const ThreadState& thread) noexcept {
   return state.process_class.load(std::memory_order_relaxed);
 }
 
-// Before a launch: a best-effort region marks its stream, latency work contests a mark that is there, and normal work
-// on a stream that best effort uses is counted.
+// Before a launch: a best-effort region marks its stream, and latency work contests a mark that is there. Counts normal
+// work on a stream that best effort uses.
 inline void note_stream_use(const queue::Call& call) noexcept {
   ThreadState& thread = this_thread();
   Hot& state = hot();

@@ -36,7 +36,7 @@ constexpr int kIdleTicks = 15;                       // so often; where nothing 
 constexpr std::int64_t kPublishNs = 10 * kNsPerMs;
 constexpr std::int64_t kReapAllNs = 20 * kNsPerMs;
 constexpr std::int64_t kPolicyHangsNs = kNsPerSecond;
-constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for what `status` shows
+constexpr std::int64_t kQuietTickNs = kNsPerSecond;  // then, while nothing begins: for the figures of `status`
 
 }  // namespace
 
@@ -139,7 +139,7 @@ bool Ticker::tend(Device& device, std::int64_t now) noexcept {
   return true;
 }
 
-// What the predictors of best-effort clients have learned, where the process has launched since.
+// Saves the predictors of best-effort clients, where the process has launched since the last save.
 void Ticker::save_predictors(std::int64_t now) noexcept {
   const std::uint64_t launches = hot().counters.launches(Class::kBestEffort);
   if (launches == saved_launches_) return;

@@ -1,11 +1,11 @@
-// The ticker thread: what must happen while the program makes no call. Heartbeats and counters in the shared tables,
-// tables that are kept usable, the end of latency work that the program never waits for, marks of streams whose regions
-// have been left, launches that are overdue, a launcher thread that died, changes that other processes ask for, the
-// predictor's state on disk; and the messages about what other threads only counted.
+// The ticker thread: the work that must go on while the program makes no call. In the shared tables: heartbeats,
+// counters, repairs, and changes that other processes ask for. In this process: the end of latency work that the
+// program never waits for, marks of streams whose regions have been left, overdue launches, a launcher thread that
+// died, the predictor's state on disk. And the messages about events that other threads only counted.
 //
-// It looks every millisecond while latency work is active, every 5 ms while the program launches, every 20 ms else, and
-// sleeps for a second at a time where nothing needs it (ticker_sleep.hpp). It may log; it holds no lock of the launch
-// path for longer than a few reads, but for the copy of the predictor's state.
+// The ticker looks every millisecond while latency work is active, every 5 ms while the program launches, every 20 ms
+// else. An idle process lets the ticker sleep for a second at a time (ticker_sleep.hpp). The ticker may log. Except for
+// the copy of the predictor's state, the ticker holds no lock of the launch path for longer than a few reads.
 #pragma once
 
 #include <atomic>
@@ -31,7 +31,7 @@ class Ticker {
     finish_.store(kRuns);
     new (&publishing_) std::mutex;  // the parent's thread may hold it
   }
-  // What the process counts, for others to read. Also at exit.
+  // Publishes the process's counts, for others to read. Also at exit.
   void publish_counts() noexcept;
   // A policy is in use that has not been refused.
   void policy_changed() noexcept { said_policy_refused_ = false; }
@@ -55,7 +55,7 @@ class Ticker {
 
   std::atomic<bool> running_{false};
   std::atomic<std::uint32_t> finish_{kRuns};
-  // What was said already.
+  // Messages that were logged already.
   std::atomic<bool> said_policy_refused_{false};
   bool said_contested_ = false;
   bool said_repaired_ = false;
@@ -67,7 +67,7 @@ class Ticker {
   std::int64_t traced_ns_ = 0;
   std::int64_t save_ns_ = 0;  // when the predictors' state is written next,
   std::int64_t save_after_ns_ = kFirstSaveNs;
-  std::uint64_t saved_launches_ = 0;  // and what it knew when it was last
+  std::uint64_t saved_launches_ = 0;  // launches at the last save
   std::mutex publishing_;
   arbiter::Counts counts_{};  // under publishing_
   Decisions decisions_;

@@ -1,5 +1,5 @@
-// How the ticker thread sleeps between two ticks. A process that has been idle for a while lets it sleep for a
-// second at a time; a thread that begins something that needs heartbeats wakes it.
+// How the ticker thread sleeps between two ticks. A process that has been idle for a while lets the ticker sleep for a
+// second at a time. A thread that begins something that needs heartbeats wakes the ticker.
 #pragma once
 
 #include <time.h>

@@ -1,4 +1,4 @@
-// What records are made of (runtime/tracing.hpp), and the trace section of include/cudasched/engine.h.
+// The contents of records (runtime/tracing.hpp), and the trace section of include/cudasched/engine.h.
 #include "runtime/tracing.hpp"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ int device_of(const queue::Call& call) noexcept {
   return device == nullptr ? 0 : device->ordinal();
 }
 
-// What is launched. A kernel that the driver has refused is not looked at.
+// Names the launched kernel or graph. A kernel that the driver has refused is not looked at.
 void name(TraceRecord& record, const queue::Call& call, bool refused) noexcept {
   if (call.is_graph) {
     record.what = word(call.function);

@@ -1,8 +1,8 @@
-// Between what the engine does and a trace of it (telemetry/trace.hpp): what a record says is gathered here. While
-// nothing is traced, each of these is one load and a branch that is always the same.
+// Between the engine and its trace (telemetry/trace.hpp): gathers the contents of a record. While nothing is traced,
+// each function is one load and a branch that is always the same.
 //
-// A launch's kernel is described by the driver at its first traced launch, as the gate does; from then on a record
-// costs two looks at the clock and a place in a ring.
+// The driver describes a kernel at its first traced launch, as for the gate. From then on a record costs two looks at
+// the clock and a place in a ring.
 #pragma once
 
 #include <cuda.h>
@@ -34,12 +34,12 @@ void trace_launch(const queue::Call& call, std::int64_t begin_ns, std::int64_t e
 void trace_push(const queue::Call& call, std::int64_t begin_ns) noexcept;
 void trace_region(const Region& region, telemetry::TraceKind kind) noexcept;
 void trace_wait(const queue::Call& call, int device, std::int64_t begin_ns, telemetry::WaitReason why) noexcept;
-// Of a launch that the gate times: what is known when it is submitted, and when it is over.
+// Of a launch that the gate times: the record at submission, and at the end.
 telemetry::TraceRecord traced_launch(const queue::Call& call, int device, std::int64_t predicted_ns) noexcept;
 void trace_timed(telemetry::TraceRecord record, std::int64_t took_ns) noexcept;
 void trace_submission(const queue::Operation& operation, int device, const Submission& what, CUresult status) noexcept;
 void trace_counter(telemetry::TraceCounter counter, int device, std::uint64_t value) noexcept;
-// The ticker's: what is counted of the devices, every kTraceCountersNs.
+// The ticker's: the devices' counters, every kTraceCountersNs.
 inline constexpr std::int64_t kTraceCountersNs = 50'000'000;
 void trace_counters(Device& device) noexcept;
 
@@ -49,8 +49,7 @@ inline std::uint16_t traced_region(const ThreadState& thread) noexcept {
   return region != nullptr ? region->traced : std::uint16_t{0};
 }
 
-// The call of a launch that goes to the driver on this thread. Recorded where it ends, behind what else is done for the
-// launch.
+// The call of a launch that goes to the driver on this thread. Recorded at the end, behind the launch's other work.
 class TracedLaunch {
  public:
   TracedLaunch(const queue::Call& call, std::int64_t predicted_ns) noexcept
@@ -77,7 +76,7 @@ class TracedLaunch {
   CUresult status_ = CUDA_SUCCESS;
 };
 
-// What a launch waits for at the gate, from look to look: a record for each stretch of one reason.
+// A launch's wait at the gate, from look to look: a record for each stretch of one reason.
 class TracedWait {
  public:
   void waits(const queue::Call& call, int device, telemetry::WaitReason why) noexcept {
@@ -97,10 +96,10 @@ class TracedWait {
   telemetry::WaitReason why_{};
 };
 
-// What the built-in policies held a launch for (schedule/admission.cpp).
+// The built-in policies' reason to hold a launch (schedule/admission.cpp).
 telemetry::WaitReason why_it_waits(const schedule::Decision& decision, const schedule::Snapshot& seen) noexcept;
 
-// CUDASCHED_TRACE_DIR starts a trace with the process's first cuInit; what goes wrong is a warning.
+// CUDASCHED_TRACE_DIR starts a trace with the process's first cuInit; an error is logged as a warning.
 void trace_if_asked() noexcept;
 
 }  // namespace cudasched::runtime

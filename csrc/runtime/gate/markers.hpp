@@ -1,7 +1,7 @@
 // The events that say when the segments of a device's ledger are complete: one for each of its markers.
 //
-// Events belong to one context. Launches of a second context of the same device are counted too; having no markers,
-// they are taken to end when predicted.
+// Events belong to one context. Launches of a second context of the same device count too: without markers, such
+// launches are taken to end when predicted.
 //
 // Not thread-safe: the gate's lock is held.
 #pragma once
@@ -17,7 +17,7 @@ namespace cudasched::runtime {
 
 class Markers {
  public:
-  // Makes the context's events, once. False where the context has none: they go to the first context that asks.
+  // Makes the context's events, once. False where the context has none: the events go to the first context that asks.
   bool ready(CUcontext context) noexcept;
   bool made() const noexcept { return context_ != nullptr; }
   CUcontext context() const noexcept { return context_; }

@@ -45,7 +45,7 @@ predict::Prediction Sampler::predict(const predict::Query& query) noexcept {
   if (!query.launch.is_graph) return predictor_.predict(query);
   const std::optional<GraphFacts> known = graphs_->find(query.launch.function);
   if (!known) return predictor_.predict_graph(query.launch.function, 0, query.busy);
-  // By what is in it rather than by its handle, which another graph may have had.
+  // By the graph's contents rather than its handle, which another graph may have had.
   return predictor_.predict_graph(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(known->identity)),
                                   known->critical_path_ns, query.busy);
 }

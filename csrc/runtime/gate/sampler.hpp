@@ -1,5 +1,5 @@
-// What launches are predicted to take, and which are timed to correct that. Owns the predictor, the timing events and
-// what was said of each segment in flight.
+// The predicted times of launches, and the timed launches that correct the predictions. Owns the predictor, the timing
+// events and the prediction of each segment in flight.
 //
 // Not thread-safe but for Question: the gate's lock is held.
 #pragma once
@@ -39,7 +39,7 @@ class Sampler {
     predict::Query query;
 
    private:
-    // Left as it is: only what is read is set.
+    // Not initialised: only the words that are read are set.
     std::array<std::uint32_t, predict::Function::kMaxParameterBytes / 4> block_;
   };
 
@@ -56,11 +56,11 @@ class Sampler {
   predict::Prediction predict(const predict::Query& query) noexcept;
   std::int64_t measured_graph_ns(CUgraphExec exec) const noexcept;
 
-  // Whether the launch is to be timed. One that may overlap the one before it is timed without that overlap, or nothing
-  // would be learned of a program that has no others; once its kernel is known, seldom.
+  // Whether the launch is to be timed. A launch that may overlap the one before it is timed without that overlap,
+  // seldom once the kernel is known. Else nothing would be learned of a program without other launches.
   bool times(const queue::Call& call, const predict::Prediction& prediction) noexcept;
 
-  // For schedule::Estimates: the key of a launch, and what the predictor says where there is no estimate yet.
+  // For schedule::Estimates: the key of a launch, and the predictor's answer where there is no estimate yet.
   static bool is_collective(const predict::Query& query) noexcept {
     return query.function != nullptr && query.function->traits.is_collective;
   }
@@ -78,9 +78,10 @@ class Sampler {
 
   // Takes a timer for the segment; null where none is free. The event to record before the launch.
   CUevent start_timer(int segment) noexcept;
-  // What was timed so goes into the trace when it is known.
+  // The measured time goes into the trace at completion.
   void trace(int segment, const queue::Call& call, int device) noexcept;
-  // What to record behind the segment's last launch and to ask for: the timer's end where it is timed, else `marker`.
+  // The event to record behind the segment's last launch and to query: the timer's end of a timed segment, else
+  // `marker`.
   CUevent end_event(int segment, CUevent marker) const noexcept;
 
   // The GPU waited for the segment's launch call, which took so long on the host.
@@ -92,11 +93,11 @@ class Sampler {
   // `marked`: the event behind it is complete.
   void completed(int segment, bool marked) noexcept;
 
-  // All that is in flight has run beside other work, or had to wait for a launch that was held: what it takes says
-  // nothing of what such launches take.
+  // All work in flight has run beside other work, or had to wait for a held launch: its times say nothing of such
+  // launches alone.
   void overlap() noexcept { ++overlap_; }
 
-  // Launches that run for longer than predicted: the predictor learns that they take at least what they have run.
+  // Launches that run for longer than predicted: the predictor learns the time run so far as their least time.
   void observe_late(schedule::Ledger& ledger) noexcept;
 
   // The context goes: `pending(segment)` says whether a thread is about to record its events.
@@ -123,7 +124,7 @@ class Sampler {
     bool overlapped = false;  // other work was in flight beside it when it entered
     std::uint32_t overlap = 0;
     std::int64_t call_ns = 0;  // of its launch call, if the GPU waited for that
-    std::int64_t told_ns = 0;  // what the predictor was told that it takes at least
+    std::int64_t told_ns = 0;  // the least time that the predictor was told
     predict::Prediction prediction;
     telemetry::TraceRecord traced;  // of kind 0: nothing is to be said of it
   };

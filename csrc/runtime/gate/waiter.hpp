@@ -1,5 +1,6 @@
-// How a thread waits at the gate: it says so in the arbiter where others are to know, and sleeps. On the arbiter's
-// futex for latency work or a turn; for a time, until shortly before it is over (schedule/sleep_plan.hpp).
+// How a thread waits at the gate: the thread announces the wait in the arbiter where others are to know, and sleeps.
+// For latency work or a turn the thread sleeps on the arbiter's futex; for a time, until shortly before the end
+// (schedule/sleep_plan.hpp).
 #pragma once
 
 #include <atomic>
@@ -33,18 +34,18 @@ class Waiter {
   // The client has another slot now; its bit in the table is written anew by write_again().
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
 
-  // Makes the arbiter's `waiting` bit what it should be, where a damaged table says anything else. The ticker's.
+  // Restores the arbiter's `waiting` bit in a damaged table. The ticker's.
   void write_again() noexcept;
 
   // True while a thread waits that others are to know of; they then check that this process is alive.
   bool waits() const noexcept { return announced_.load() > 0; }
 
-  // What wakes those that wait has happened so often. To be read before the look that a wait follows.
+  // The number of wake-ups of waiting threads so far. To be read before the look that a wait follows.
   std::uint32_t wakes() const noexcept { return table_->layout().wake_sequence.load(std::memory_order_acquire); }
 
   // Waits as the verdict says, or less; the caller looks again. `wakes`: before it was given. `next_end_ns`: as
-  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before it sleeps for something that wakes
-  // it: what was waited for has come.
+  // Ledger::next_end_ns(). `plan`: of this kind of thread. `open()`: asked before a sleep that a wake-up ends: is the
+  // wait over already?
   template <typename Open>
   void wait(const schedule::GateMachine::Verdict& verdict, std::uint32_t wakes, std::int64_t next_end_ns,
             schedule::SleepPlan& plan, Wait& wait, Open&& open) noexcept {

@@ -1,10 +1,10 @@
-// Context prewarming. Without MPS the GPU runs one process's context at a time, and changing to another takes 0.13 ms,
-// which the first launch of a request would pay. Where it is known ahead that latency work is imminent (a hint, a
-// region in which the request is prepared, a rhythm of requests), the change is made by then: four bytes are set on a
-// stream of our own, so that the GPU changes to the client's context as soon as it is free.
+// Context prewarming. Without MPS the GPU runs one process's context at a time. Changing to another takes 0.13 ms,
+// which the first launch of a request would pay. Latency work may be known ahead: by a hint, by a region in which the
+// request is prepared, or by a rhythm of requests. Then the prewarmer sets four bytes on a stream of our own, so that
+// the GPU changes to the client's context as soon as the GPU is free.
 //
-// A prewarm costs the host 10 us. It does not pay where the request's first launch follows its region's entry at once:
-// `pays` goes by how long the last requests took from entry to launch.
+// A prewarm costs the host 10 us. A prewarm does not pay where the request's first launch follows the region's entry at
+// once: `pays` goes by the last requests' times from entry to launch.
 //
 // Off the launch path, except first_launch(). Not thread-safe, except first_launch(): the caller holds a lock.
 #pragma once
@@ -36,7 +36,7 @@ class ContextPrewarmer {
   void worked_in(CUcontext context) noexcept { worked_in_ = context; }
   void prewarm_last_context() noexcept;
 
-  // This context (null: any) is destroyed, and with it what was made in it.
+  // This context (null: any) is destroyed, and with it the stream and the memory made there.
   void forget(CUcontext context) noexcept;
 
  private:

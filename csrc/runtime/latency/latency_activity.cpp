@@ -55,7 +55,7 @@ void LatencyActivity::moved(int slot) noexcept {
   publish();
 }
 
-// What the arbiter is told of this client, where a damaged table says anything else.
+// Restores the arbiter's words on this client in a damaged table.
 void LatencyActivity::write_again() noexcept {
   if ((table_->active() >> slot() & 1) != (active_.load() ? 1U : 0U)) publish();
   const std::scoped_lock lock(probe_);
@@ -93,8 +93,8 @@ bool LatencyActivity::expected(std::int64_t now) const noexcept {
          launches_.load() != launches_when_idle_.load();
 }
 
-// Makes the arbiter say what active_ says. A thread that changed active_ calls this; two that do at once may write in
-// either order, so each looks again after it has written.
+// Copies active_ to the arbiter. A thread that changed active_ calls this function; two such threads may write in
+// either order, so each looks again after its write.
 void LatencyActivity::publish() noexcept {
   bool active = false;
   do {
@@ -138,7 +138,7 @@ void LatencyActivity::deactivate(std::uint64_t launches_seen, bool forget_stream
   publish();
 }
 
-// An activity has ended: what it was counts as a request where no region said so.
+// An activity has ended: without a region it counts as a request.
 void LatencyActivity::count_activity(std::int64_t now, bool in_region) noexcept {
   const std::int64_t took = now - requests_.began_ns();
   telemetry::Counters& counters = hot().counters;
@@ -184,7 +184,7 @@ void LatencyActivity::settle(bool by_ticker, std::int64_t now) noexcept {
   if (!active_.load()) ends_itself_ = !by_ticker;
 }
 
-// What the arbiter says of the regions that are open.
+// Publishes the open regions in the arbiter.
 void LatencyActivity::publish_regions() noexcept {
   arbiter::Slot& self = table_->slot(slot());
   self.regions.store(regions_.load(std::memory_order_relaxed), std::memory_order_relaxed);
@@ -269,7 +269,7 @@ void LatencyActivity::wait_for_entry() noexcept {
   std::optional<GilReleased> released;  // once it is clear that it waits
   const std::int64_t since = now_ns();
   schedule::EntryView view;
-  // As a client, by what it says of itself: were two to see each other differently, both might wait.
+  // By the client's own words: were two clients to see each other differently, both might wait.
   const auto entrant = [&](int of) {
     const arbiter::Slot& client = table_->slot(of);
     return schedule::Entrant{of, client.priority.load(std::memory_order_relaxed),

@@ -1,14 +1,14 @@
 // When is this process's latency client active on a device? From region entry, or from the first launch after idle, to
 // the completion of its work (docs/design.md). While it is, best-effort work on the device waits.
 //
-// before_launch, after_launch and launch_refused are on the launch path: increments and a few comparisons; the first
+// before_launch, after_launch and launch_refused are on the launch path: increments and a few comparisons. The first
 // launch after idle also sets a bit in the arbiter. The end is noticed where the program notices it: after a call by
-// which it synchronised, the streams that it launched on are queried (stream_probe.hpp). What the program never waits
-// for, the ticker finds within a tick. schedule/activity.hpp has the rules.
+// which it synchronised, the streams that it launched on are queried (stream_probe.hpp). The ticker finds the end of
+// work that the program never waits for, within a tick. schedule/activity.hpp has the rules.
 //
 // Three counters make the end safe without a lock on the launch path: launches begun, accepted and refused. A thread
-// that finds the streams idle ends the activity only if no launch was accepted since it began to look and none is under
-// way; a launch that was accepted meanwhile makes the client active again.
+// that finds the streams idle ends the activity only if no launch was accepted since its look began and none is under
+// way. A launch that was accepted meanwhile makes the client active again.
 //
 // Locks: probe_, one for the process, guards the queries against streams being destroyed and captures beginning; never
 // taken on the launch path.
@@ -70,11 +70,11 @@ class LatencyActivity {
     hot().ticker.wake();
   }
 
-  // Or it has refused it.
+  // The driver has refused the launch.
   void launch_refused() noexcept { refused_.fetch_add(1); }
 
-  // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL;
-  // not in a region that is within another one of the thread.
+  // Where latency clients enter by deadline, waits for the more urgent ones, for 100 ms at most and without the GIL.
+  // Does not wait in a region that is within another one of the thread.
   void enter_region(const Region& region) noexcept;
   // `counts`: the region is to be counted here, on the first of its devices.
   void exit_region(const Region& region, bool counts) noexcept;
@@ -99,10 +99,10 @@ class LatencyActivity {
   // When the context is to be prewarmed for foreseen work; 0: not at all.
   std::int64_t ready_ns() const noexcept { return gpu_is_anothers() ? requests_.ready_ns() : 0; }
 
-  // Is it active, or does the arbiter say that it will be?
+  // Is the client active, or does the arbiter foresee its work?
   bool expected(std::int64_t now_ns) const noexcept;
 
-  // Is it active, or will be any moment now?
+  // Is the client active, or will it be at any moment?
   bool imminent(std::int64_t now_ns) const noexcept {
     return active() || table_->slot(slot()).hint_until_ns.load(std::memory_order_relaxed) > now_ns;
   }
@@ -127,7 +127,7 @@ class LatencyActivity {
   void deactivate(std::uint64_t launches_seen, bool forget_streams, bool hangs) noexcept;  // probe_ is held
   void settle(bool by_ticker, std::int64_t now_ns) noexcept;
   schedule::ActivityView view(bool by_ticker, std::int64_t now_ns) const noexcept;  // probe_ is held
-  // Is a launch under way? What is over is read first, so that one that begins meanwhile counts.
+  // Is a launch under way? Ended launches are read first, so that a launch that begins meanwhile counts.
   bool launching() const noexcept {
     const std::uint64_t over = launches_.load() + refused_.load();
     return begun_.load() != over;
@@ -151,8 +151,8 @@ class LatencyActivity {
   std::atomic<std::uint64_t> own_best_effort_{0};  // its slot's bit
   schedule::Requests requests_;
   LatencySegments segments_;
-  std::atomic<std::uint64_t> region_key_{0};  // what the region that begins a request has in common with others like it
-  std::atomic<std::int64_t> region_deadline_ns_{0};  // and its deadline; 0: none
+  std::atomic<std::uint64_t> region_key_{0};         // the key of the region that begins a request
+  std::atomic<std::int64_t> region_deadline_ns_{0};  // and the region's deadline; 0: none
   ContextPrewarmer prewarmer_;                       // under probe_
 
   std::atomic<bool> active_{false};
@@ -174,7 +174,7 @@ class LatencyActivity {
   std::int64_t last_launch_ns_ = 0;           // under probe_
   std::array<std::int64_t, 64> deadlines_{};  // of open regions, 0: free; under probe_
   bool had_region_ = false;                   // in the activity under way; under probe_
-  // Regions that were left with work on the GPU, and are over when that is complete; under probe_.
+  // Regions that were left with work on the GPU, and end with that work; under probe_.
   static constexpr std::size_t kMostPending = 16;
   std::array<Region, kMostPending> pending_{};
   std::size_t pending_count_ = 0;

@@ -102,7 +102,7 @@ void LatencySegments::end_timer(const Timing& timing, CUstream stream) noexcept 
   timer.segment.store(segment_.load(std::memory_order_relaxed), std::memory_order_release);
 }
 
-// Under lock_, before the next segment begins. What is not complete is not known.
+// Under lock_, before the next segment begins. An incomplete timing teaches nothing.
 void LatencySegments::read_timers() noexcept {
   const driver::RelaxedCapture relaxed;
   for (Timer& timer : timers_) {

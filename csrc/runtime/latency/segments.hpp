@@ -1,14 +1,13 @@
-// Tells the gates of best-effort clients what is still to come of this client's requests, so that best effort may run
-// in the gaps that the host leaves on the GPU: the segments that schedule/segments.hpp learns, published through the
-// client's slot. Only under the policies `harvest` and, for requests with a target, `slack`; else nothing here costs
-// more than a load.
+// Tells the gates of best-effort clients the rest of this client's requests, so that best effort may run in the gaps
+// that the host leaves on the GPU. Publishes the segments that schedule/segments.hpp learns, through the client's slot.
+// Only under the policies `harvest` and, for requests with a target, `slack`; else nothing here costs more than a load.
 //
-// before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words; in
-// one segment of 17 a look at the clock, and in a few of those that are kept clean, two timing events around one launch
-// of eight. Where best effort is let in, one launch of 16 asks for an event and records it anew: a mark of how far the
-// GPU is. A segment on several streams has none. begin() is on the launch path, too, and gives up rather than wait for
-// a lock. waits() and waited() stand around the calls by which a program waits for the GPU. What is timed is read when
-// a segment is over.
+// before_launch and after_launch are on the launch path: two atomic additions, two stores and the profile's words. In
+// one segment of 17 they look at the clock, and in a few clean segments they record two timing events around one launch
+// of eight. Where best effort may run, one launch of 16 queries an event and records it anew: a mark of the GPU's
+// progress. A segment on several streams has none. begin() is on the launch path, too, and gives up rather than wait
+// for a lock. waits() and waited() stand around the calls by which a program waits for the GPU. Timings are read at the
+// end of a segment.
 //
 // Locks: lock_, for the segments' bookkeeping; taken by begin() only where it is free. Events belong to the context in
 // which they were made; launches of others are not timed.
@@ -36,7 +35,7 @@ class LatencySegments {
   struct Timing {
     int timer = -1;
     std::int64_t called_ns = 0;
-    bool marks = false;            // a mark is asked for behind it,
+    bool marks = false;            // a mark is to follow the launch,
     std::int64_t position_ns = 0;  // at this place in all that was submitted (schedule::Progress)
   };
 
@@ -45,8 +44,8 @@ class LatencySegments {
   void moved(int slot) noexcept { slot_.store(slot, std::memory_order_relaxed); }
   bool on() const noexcept { return on_.load(std::memory_order_acquire); }
 
-  // A request begins. `key`: what is alike in it and others, its latency target. `sliced`: best effort of another
-  // context takes turns with it on the GPU. `target`: for `slack`; the margin is filled in.
+  // A request begins. `key`: common to like requests, of one latency target. `sliced`: best effort of another context
+  // takes turns with the request on the GPU. `target`: for `slack`; the margin is filled in.
   void begin(std::uint64_t key, std::int64_t now_ns, bool sliced, schedule::Segments::Target target = {}) noexcept;
 
   // Where contexts take turns: is best effort to have the GPU at the beginning of the segment under way?
@@ -74,10 +73,10 @@ class LatencySegments {
 
   // The request is over.
   void end(std::int64_t now_ns, CUcontext context) noexcept;
-  // It was not the only one: what it takes is not known.
+  // The request was not the only one: its own time is not known.
   void lose() noexcept;
 
-  // Before a context is destroyed, or may be: the events are, too, and made anew where they are wanted next.
+  // Before a context is destroyed, or may be: destroys the events. The next segment that wants events makes new ones.
   void forget_events() noexcept;
 
  private:
@@ -88,7 +87,7 @@ class LatencySegments {
     CUevent end = nullptr;
     std::atomic<std::uint64_t> segment{0};  // in which it was used last; 0: in none, or not to its end
     std::size_t number = 0;
-    std::int64_t call_ns = 0;  // what the launch call took, where the GPU waited for it
+    std::int64_t call_ns = 0;  // of the launch call, where the GPU waited for it
   };
 
   Timing tell_launch(CUstream stream, bool may_time) noexcept;

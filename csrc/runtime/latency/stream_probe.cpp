@@ -46,7 +46,7 @@ void StreamProbe::note_anew(CUstream stream, ThreadState& thread) noexcept {
 Work StreamProbe::work(bool by_ticker) const noexcept {
   if (!by_ticker) return work_in_current_context(false);
   const driver::CurrentContext current(context());
-  // Without a context nothing of ours can be on the GPU, but what one took with it is unknown.
+  // Without a context nothing of ours can be on the GPU, unless work is unaccounted for.
   if (!current.ok() && !unaccounted_.load(std::memory_order_relaxed)) return Work::kDone;
   return work_in_current_context(true);
 }

@@ -1,5 +1,5 @@
-// The streams that a latency client has launched on since it was last idle, and whether their work is done: asked of
-// the driver without an event a launch, which would double what a latency launch costs.
+// The streams that a latency client has launched on since it was last idle, and whether the streams' work is done. The
+// probe asks the driver without an event a launch, which would double a latency launch's cost.
 //
 // note() is on the launch path: a comparison for a stream that the thread noted last, else a few atomic operations.
 // Everything else is called under the process's probe lock, which keeps streams from being destroyed and captures from
@@ -25,7 +25,7 @@ class StreamProbe {
   void note(CUstream stream, ThreadState& thread) noexcept {
     if (thread.noted_stream != stream || !is_noted(thread)) note_anew(stream, thread);
   }
-  // Is what the thread noted last still among the streams?
+  // Is the stream that the thread noted last still among these?
   bool is_noted(const ThreadState& thread) const noexcept { return thread.noted_epoch == epoch_.load(); }
   void note_anew(CUstream stream, ThreadState& thread) noexcept;
 

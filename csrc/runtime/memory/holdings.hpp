@@ -1,9 +1,9 @@
-// What this process holds of each GPU's memory, by class: every allocation that the hook saw succeed, until its free.
-// Pure bookkeeping: no call of the driver, no clock.
+// This process's memory on each GPU, by class: every allocation that the hook saw succeed, until its free. Pure
+// bookkeeping: no call of the driver, no clock.
 //
 // Four kinds. Plain ones, by address (cuMemAlloc, pitched, managed, arrays by handle). Physical memory, by handle,
-// which is held until it is released and mapped nowhere. Pools, whose size is told as the driver says it. What a
-// context ends takes with it is forgotten with it.
+// which is held until it is released and mapped nowhere. Pools, whose size is told as the driver says it. Memory that
+// goes with a context is forgotten with the context.
 //
 // The limit is a device's: reserve() is asked before the driver, so that threads that allocate at once cannot pass it
 // together. Bytes that are reserved count as held.
@@ -28,40 +28,40 @@ class Holdings {
  public:
   static constexpr int kDevices = 32;
 
-  // Of one allocation, and what takes it out again.
+  // One allocation, with the data to take it out again.
   struct Held {
     std::uint64_t bytes = 0;
-    int device = -1;  // -1: nothing is known of it
+    int device = -1;  // -1: unknown memory
     Class client_class = Class::kNormal;
-    const void* context = nullptr;  // null: it outlives contexts
+    const void* context = nullptr;  // null: the memory outlives contexts
   };
 
   // 0: none. Of each device.
   void set_limit(std::uint64_t bytes) noexcept { limit_.store(bytes, std::memory_order_relaxed); }
   std::uint64_t limit() const noexcept { return limit_.load(std::memory_order_relaxed); }
 
-  // Counts what is about to be allocated. False: that would pass the limit, or the room that there is for a program
-  // with a limit, and nothing is counted.
+  // Counts an allocation that is about to be made. False: that would pass the limit, or the room that there is for a
+  // program with a limit, and nothing is counted.
   bool reserve(int device, Class client_class, std::uint64_t bytes, std::uint64_t room = UINT64_MAX) noexcept;
-  // The driver refused it, or it is freed.
+  // The driver refused the allocation, or the memory is freed.
   void give_up(int device, Class client_class, std::uint64_t bytes) noexcept;
 
-  // What was reserved is there, by address or handle.
+  // The reserved memory is there, by address or handle.
   void hold(std::uint64_t address, const Held& held) noexcept;
-  // Before the driver frees it, because another thread may be given the address at once; put back where the driver
+  // Before the driver frees the memory, because another thread may get the address at once; put back where the driver
   // refuses. The bytes count until give_up().
   Held forget(std::uint64_t address) noexcept;
 
   void hold_physical(std::uint64_t handle, const Held& held) noexcept;
   void retain_physical(std::uint64_t handle) noexcept;  // another reference of the program's
   void map_physical(std::uint64_t address, std::uint64_t bytes, std::uint64_t handle) noexcept;
-  // Before the driver does it, because another thread may be given the handle or the address at once: a reference or
-  // mappings are taken out, and the bytes count until the driver has answered. put_back(): it refused. is_gone(): it
-  // did it; returns the device, -1 where nothing is known of it.
+  // Before the driver's call, because another thread may get the handle or the address at once: a reference or mappings
+  // are taken out, and the bytes count until the driver has answered. put_back(): the driver refused. is_gone(): the
+  // driver released the memory; returns the device, -1 for unknown memory.
   struct Released {
     std::uint64_t handle = 0;
-    Held held;          // of what it is a reference to; device -1: nothing is known of it
-    bool last = false;  // nothing else holds it
+    Held held;          // the memory that was referred to; device -1: unknown
+    bool last = false;  // no other reference or mapping
   };
   struct Mapping {
     std::uint64_t bytes = 0;
@@ -89,14 +89,14 @@ class Holdings {
   // Appends the pools of a device; allocates.
   void list_pools(int device, std::vector<Pool>& pools) const;
 
-  // What is of this context, or, null, of this device's contexts, is gone.
+  // The memory of this context, or, null, of this device's contexts, is gone.
   void context_ended(int device, const void* context) noexcept;
 
   std::uint64_t held(int device) const noexcept;
   std::uint64_t held(int device, Class client_class) const noexcept;
   std::uint64_t peak(int device) const noexcept;
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // by the limit
-  // What is held on the device that has the most.
+  // The bytes held on the device that has the most.
   std::uint64_t most_held() const noexcept;
   // Allocations that no record could be made of, for want of host memory: their free is not seen.
   std::uint64_t unrecorded() const noexcept { return unrecorded_.load(std::memory_order_relaxed); }

@@ -123,7 +123,7 @@ Class Memory::class_of_thread() noexcept {
   return hot().process_class.load(std::memory_order_relaxed);
 }
 
-// ---- what others are told
+// ---- words for others
 
 void Memory::publish(int device) noexcept {
   if (Device* const known = engine().known_device(device)) publish(*known);
@@ -239,7 +239,7 @@ void Memory::yield(int device, Class client_class) noexcept {
   wait_for_requests(*known);
 }
 
-// A process with latency work of its own waits for no client: its requests may need what this thread holds.
+// A process with latency work of its own waits for no client: its requests may need locks that this thread holds.
 void Memory::wait_for_requests(Device& device) noexcept {
   arbiter::Table& table = device.table();
   std::int64_t looked_ns = now_ns();
@@ -341,7 +341,7 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
     number = std::max(number, schedule::answer_for(request_of(table, other), own, now_ns()));
   });
   if (number == 0) return false;
-  // A capture may not be disturbed, and what it allocates is not to be taken from it.
+  // A capture may not be disturbed, and keeps its allocations.
   if (hot().may_capture()) {
     words.refusals.fetch_add(1, std::memory_order_relaxed);
   } else {

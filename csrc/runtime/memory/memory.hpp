@@ -1,9 +1,10 @@
-// Memory of the GPUs as this process uses it: what it holds (holdings.hpp), its limit, what others are told of it in
-// the shared tables, and how memory is given back (schedule/give_back.hpp).
+// This process's memory on the GPUs: the allocations held (holdings.hpp), the limit, the words in the shared tables,
+// and how memory is given back (schedule/give_back.hpp).
 //
-// The door (hook/memory.cpp) calls it around each call that allocates or frees, on the program's threads; these may
-// hold the locks of the program's allocator, so every wait here is bounded. A thread a GPU empties caches when another
-// process asks for memory; it makes no call of Python and holds no lock of the engine meanwhile.
+// The hook (hook/memory.cpp) calls this room around each call that allocates or frees, on the program's threads. These
+// threads may hold the locks of the program's allocator, so every wait here is bounded. One thread for each GPU empties
+// caches when another process asks for memory. Meanwhile that thread makes no call of Python and holds no lock of the
+// engine.
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +33,7 @@ class Memory {
  public:
   Holdings holdings;
 
-  // The limit and how long others are waited for. Throws ConfigError: the limit is below what is held.
+  // The limit and how long others are waited for. Throws ConfigError: the limit is below the bytes held.
   void configure(const Settings& settings);
 
   // The class in which the calling thread allocates.
@@ -41,7 +42,7 @@ class Memory {
   // Before an allocation of this class: lets a request of another process go first. One load where there is none.
   void yield(int device, Class client_class) noexcept;
 
-  // What the process holds of a device, for others to read. Also the ticker's.
+  // Publishes the process's memory on a device, for others to read. Also the ticker's.
   void publish(int device) noexcept;
   void publish(Device& device) noexcept;
 
@@ -52,11 +53,12 @@ class Memory {
   // Looks for the cache of a program that has told of none. The ticker's alone: takes the loader's lock.
   void look_for_cache(std::int64_t now_ns) noexcept;
 
-  // What a program with a limit may still allocate of a GPU that has the host's memory: what is available there.
-  // kUnknownMemory: it has its own, or there is no limit. Reads a file, for some tens of microseconds.
+  // The bytes that a program with a limit may still allocate on a GPU that has the host's memory: the host's available
+  // memory. kUnknownMemory: the GPU has its own memory, or there is no limit. Reads a file, for some tens of
+  // microseconds.
   std::uint64_t room(int device) noexcept;
 
-  // What is logged when an allocation has failed: which client holds how much. A line at most every ten seconds.
+  // Logs a failed allocation, with each client's memory. A line at most every ten seconds.
   void report_failure(int device, Class client_class, std::uint64_t bytes, const std::string& unanswered) noexcept;
   void report_limit(int device, std::uint64_t bytes) noexcept;
 
@@ -111,8 +113,8 @@ class MemoryRequest {
   MemoryRequest(const MemoryRequest&) = delete;
   MemoryRequest& operator=(const MemoryRequest&) = delete;
 
-  // Waits until another client has answered, or its time is over: the allocation is to be tried again. False: it was
-  // tried since.
+  // Waits until another client has answered, or the request's time is over: the allocation is to be tried again. False:
+  // the caller has tried since the end.
   bool next() noexcept;
 
   // The clients that have not answered, "train.py (4711)"; empty: all have.

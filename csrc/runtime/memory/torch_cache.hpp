@@ -10,9 +10,9 @@ namespace cudasched::runtime {
 // PyTorch for CUDA is in the process.
 bool torch_is_loaded() noexcept;
 
-// What empties PyTorch's cache; null where there is no extension for it. The extension is in the user's own cache
-// directory, and no other user may write to it; it is never unloaded. Reads files, and waits for as long as another
-// thread is loading a library, which may be seconds.
+// The function that empties PyTorch's cache; null where there is no extension for PyTorch. The extension is in the
+// user's own cache directory, which no other user may write to, and is never unloaded. Reads files, and waits for as
+// long as another thread is loading a library, which may be seconds.
 cudasched_release_cache find_torch_cache() noexcept;
 
 }  // namespace cudasched::runtime

@@ -1,5 +1,5 @@
 // The builder of Slices: a thread of its own that cuts clones of graphs into slices, again where these turn out too
-// long or too short, and drops what is launched no more.
+// long or too short, and drops slices that are launched no more.
 #include <pthread.h>
 #include <time.h>
 
@@ -183,8 +183,8 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     sliced->broken = false;
     sliced->state.store(Sliced::State::kReady);
   };
-  // The launcher has it for as long as the gate holds a launch of it. What the ring holds for the slices that it has is
-  // not for these; no more is put there, because it is not ready.
+  // The launcher has the graph for as long as the gate holds a launch of it. The ring's changes are for the graph's
+  // present slices, not for the new ones; no more changes enter the ring, because the graph is not ready.
   for (bool done = false; !done; sleep_ns(done ? 1 : kPollNs)) {
     step(
         [&] {
@@ -207,7 +207,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& piece
   return build_pieces(sliced, false, step, pieces);
 }
 
-// For what the launcher thread uploads. driving_ is held, and the context is current. Null: launches upload it.
+// The stream of the launcher thread's uploads. driving_ is held, and the context is current. Null: launches upload.
 CUstream Slices::upload_stream(CUcontext context) noexcept {
   try {
     CUstream& stream = upload_streams_[context];
@@ -303,7 +303,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
   if (stopped([&] {
         std::size_t free_bytes = 0;
         std::size_t all_bytes = 0;
-        // What the program may want itself stays free.
+        // Memory that the program may want stays free.
         if (table().cuMemGetInfo != nullptr && table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
             free_bytes < 4 * bytes + all_bytes / 128) {
           reason = WholeReason::kNoMemory;
@@ -385,7 +385,7 @@ bool Slices::wants_cutting_again(Sliced& sliced, Sliced::State state) {
   return true;
 }
 
-// What was changed since the clone was cloned, and what a clone does not carry.
+// Makes the changes since the clone was cloned, and the changes that a clone does not carry.
 bool Slices::catch_up(Sliced& sliced, const Pieces& pieces) {
   const auto make = [&](Change change) { return change.make(pieces, sliced.priority, sliced.context); };
   if (ReadGraph now; sliced.updated_meanwhile && (!read_graph(sliced.clone.get(), pieces.children, now) ||

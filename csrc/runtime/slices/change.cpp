@@ -33,13 +33,13 @@ struct Update {
   ReadGraph read;
 };
 
-// What the bytes begin with. Behind it, of a kernel: the list of its parameters, then what they lead to; while it
-// waits, the list holds where in the bytes they are.
+// The beginning of the bytes. Of a kernel follow the list of parameters, then the values; while the change waits, the
+// list has the values' places in the bytes.
 struct Header {
   Kind kind = Kind::kLike;
   std::uint32_t place = 0;
   std::uint32_t parameters = 0;
-  std::uint32_t bytes = 0;  // with what is behind it
+  std::uint32_t bytes = 0;  // with the parts behind the header
   union {
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEMCPY3D copy;
@@ -95,7 +95,7 @@ bool pack(const CUDA_KERNEL_NODE_PARAMS& kernel, std::uint32_t place, std::vecto
   return true;
 }
 
-// What `from` has, into a header of that kind.
+// Reads the parameters of `from` into a header of that kind.
 template <typename Parameters>
 bool read(Header& header, Kind kind, Parameters Header::*into, CUgraphNode from,
           CUresult (*get)(CUgraphNode, Parameters*)) noexcept {
@@ -238,7 +238,7 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
   const driver::Driver& driver = table();
   Header header = header_of(bytes);
   const bool known = header.place < pieces.handles.size() && pieces.handles[header.place] != nullptr;
-  // `set_node` does to the slice's graph what `set` does to its executable: needed where a child graph may change.
+  // `set_node` changes the slice's graph as `set` changes the executable: needed where a child graph may change.
   const auto with = [&](auto* set, auto* set_node, const auto& parameters, const auto&... of_context) {
     if (set == nullptr || !known) return false;
     CUgraphNode const node = pieces.handles[header.place];
@@ -365,7 +365,7 @@ bool Awaited::make(std::uint32_t piece, const Pieces& pieces, std::optional<int>
     if (--updates_ == 0) graph_.reset();
   }
   for (const Like& like : awaits.inside) made = made && copy_node(pieces.handles[like.place], like.from);
-  // To refresh it would undo what the executable alone was told of other nodes.
+  // A refresh would undo changes of other nodes that the executable alone has.
   const bool refreshes = awaits.update || !awaits.inside.empty();
   made = made && (!refreshes || (!told.is_ahead && refresh(told, priority)));
   for (const std::size_t begin : awaits.begins) {

@@ -1,9 +1,9 @@
-// A change of an executable graph, as the bytes that make it known to its slices: what the program changed in the whole
-// executable is done to the slice that has the node. It can wait in the ring behind launches that are queued, because
-// all that it needs is in it, or held by it.
+// A change of an executable graph, as bytes for the graph's slices: the slice that has the node gets the program's
+// change of the whole executable. A change can wait in the ring behind queued launches, because the bytes have, or
+// hold, all its parts.
 //
 // A slice need not know of a change before it is launched. So changes that come through the ring are kept (Awaited),
-// and the launcher makes them slice by slice, while the GPU is at the slice before: those of a graph of 2,000 nodes
+// and the launcher makes them slice by slice, while the GPU is at the slice before. Changes of a graph of 2,000 nodes
 // take milliseconds.
 //
 // of_node() and of_graph() are called on the program's thread, the rest there or on the launcher thread.
@@ -27,8 +27,8 @@ namespace cudasched::runtime {
 // A graph of ours, or none.
 using OwnedGraph = std::shared_ptr<CUgraph_st>;
 
-// Graphs that their last owner, which may be the launcher thread, has given back. The program's thread destroys them,
-// or uses them again: with a clone, the driver changes what it keeps beside the graph that was cloned.
+// Graphs that their last owner, which may be the launcher thread, has given back. The program's thread destroys such a
+// graph, or uses it again: each clone changes the driver's state beside the cloned graph.
 class GivenBack {
  public:
   static constexpr std::uint32_t kOnce = ~std::uint32_t{0};
@@ -38,7 +38,7 @@ class GivenBack {
   GivenBack& operator=(const GivenBack&) = delete;
   ~GivenBack() { destroy_all(); }
 
-  // `graph` is given back to `to` when it has no owner any more. `of`: what it can be used for again.
+  // `graph` is given back to `to` when it has no owner any more. `of`: the later use of the graph.
   static OwnedGraph own(CUgraph graph, const std::shared_ptr<GivenBack>& to, std::uint32_t of = kOnce);
   // One of these that was given back, or none.
   static OwnedGraph take(const std::shared_ptr<GivenBack>& from, std::uint32_t of);
@@ -51,7 +51,7 @@ class GivenBack {
   }
 
  private:
-  // What giving back needs is made beforehand.
+  // The memory for giving back, made beforehand.
   struct Place {
     CUgraph graph = nullptr;
     std::uint32_t of = kOnce;
@@ -83,7 +83,8 @@ class Change {
   Change& operator=(Change&& other) noexcept = default;
   ~Change();
 
-  // All that it needs is in it, or held by it: it may be copied, and made later. Else it is made before `from` changes.
+  // Do the bytes have, or hold, all parts of the change? Then the change may be copied, and made later. Else the change
+  // is made before `from` changes.
   bool can_wait() const noexcept { return can_wait_; }
   std::span<const std::byte> bytes() const noexcept { return bytes_; }
   // A copy of the bytes is made in its place.
@@ -93,7 +94,7 @@ class Change {
   static bool make(std::byte* bytes, const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept;
   bool make(const Pieces& pieces, std::optional<int> priority, CUcontext context) noexcept;
 
-  // Gives back what it holds, where it is not made.
+  // Gives back the graph that a change holds, where the change is not made.
   static void discard(const std::byte* bytes) noexcept;
 
   // Does it hold a graph? Then it is made while no other thread is at graphs of ours, unless it is awaited.
@@ -106,8 +107,8 @@ class Change {
   bool can_wait_ = true;
 };
 
-// What the slices of a graph have not been told yet, by slice. Of one set of slices: clear() before it is used with
-// another.
+// The changes that a graph's slices have not had yet, by slice. Of one set of slices: clear() before use with another
+// set.
 class Awaited {
  public:
   // Of a change that is_awaited(). The bytes are copied.

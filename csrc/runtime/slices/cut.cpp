@@ -76,7 +76,7 @@ WholeReason why_whole(CUgraph graph, int depth) {
   return WholeReason::kNone;
 }
 
-// What a kernel node says of a cut, those of child graphs too.
+// Notes in `planned` how a kernel node, or one in a child graph, limits a cut.
 void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, graph::Node& planned, int depth) {
   if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
     CUgraph child = nullptr;
@@ -173,7 +173,7 @@ WholeReason split(const ReadGraph& read, const graph::Plan& plan, Half& half, Ha
   twin.reserve(original.handles.size());
   for (std::size_t i = 0; i < original.handles.size(); ++i) twin.emplace(original.handles[i], clone.handles[i]);
   const std::vector<unsigned> sides = sides_of(read, plan, half, other.first);
-  // Where the node of a child graph goes, what is inside goes with it.
+  // The nodes inside of a child graph go with the child graph's node.
   const auto goes = [&](std::size_t i, Side side) {
     const std::uint32_t parent = read.parents[half.nodes[i].first];
     return (sides[i] & side) == 0 && (parent == ReadGraph::kNowhere || (sides[half.index_of(parent)] & side) != 0);
@@ -195,7 +195,7 @@ WholeReason split(const ReadGraph& read, const graph::Plan& plan, Half& half, Ha
   return WholeReason::kNone;
 }
 
-// `graph` behind what `read` has, inside of `parent`.
+// Appends `graph` to `read`, inside of `parent`.
 bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) {
   const auto& driver = table();
   std::vector<CUgraphNode> nodes;

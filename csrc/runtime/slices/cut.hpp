@@ -1,11 +1,11 @@
-// Cutting a private clone of a graph into executable slices: what a graph's nodes are to the planner, and the slices
-// made by halving: a clone, and in each of the two the nodes of the other half destroyed, until each has one slice. So
-// each node is copied log2(slices) times, and nothing of a node has to be read and written anew. A child graph is in
-// each slice that has nodes of it, without the others.
+// Cutting a private clone of a graph into executable slices: the planner's view of a graph's nodes, and the slices,
+// made by halving. Each step clones a graph and destroys the other half's nodes in each of the two, until each has one
+// slice. So each node is copied log2(slices) times, and nothing of a node has to be read and written anew. A child
+// graph is in each slice that has nodes of it, without the others.
 //
 // The graphs are ours: no program knows them. Called by the thread that builds slices, with the graph's context
-// current. Every call of the driver's is made inside a step (below), so that the program's threads can have it stopped.
-// Throws std::bad_alloc; what was made until then is freed by Pieces.
+// current. Every call of the driver's is made inside a step (below), so that the program's threads can have building
+// stopped. Throws std::bad_alloc; Pieces frees the slices made until then.
 #pragma once
 
 #include <cuda.h>
@@ -21,8 +21,8 @@
 namespace cudasched::runtime {
 
 // A graph as the planner wants it. The nodes are in the order of cuGraphGetNodes. With `children`, child graphs are
-// cut, too: what stands for one is its node, which is its end; behind that in the order its beginning, which has no
-// handle; and then the nodes inside.
+// cut, too. Three entries in a row stand for a child graph: its node, which is the end; its beginning, which has no
+// handle; then the nodes inside.
 struct ReadGraph {
   static constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
 
@@ -59,7 +59,7 @@ class Pieces {
     CUgraphExec exec = nullptr;
     std::int64_t critical_ns = 0;
     std::uint32_t nodes = 0;
-    bool has_inner = false;         // nodes inside of child graphs: where these change, it becomes what the graph is
+    bool has_inner = false;         // nodes inside of child graphs: a change there updates `exec` by the graph
     mutable bool is_ahead = false;  // the executable was told of changes that the graph does not have
   };
 
@@ -80,8 +80,8 @@ class Pieces {
   std::vector<CUgraphNode> handles;     // by node: in its piece's graph; null: see ReadGraph
 };
 
-// Does something with the driver, unless building is not to go on; says whether it is. `always`: whether or not it is,
-// because something of ours is to be given back.
+// Calls the driver, unless building is to stop; returns whether building goes on. `always`: in either case, to give
+// something of ours back.
 using Step = std::function<bool(const std::function<void()>& what, bool always)>;
 
 inline constexpr unsigned long long kUseNodePriority = CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
@@ -102,7 +102,7 @@ bool is_alike(const ReadGraph& read, const ReadGraph& other);
 // The nodes get the parameters of those of another graph that is alike. False where it is not, or the driver refuses.
 bool copy_nodes(const ReadGraph& to, const ReadGraph& from);
 
-// Makes an executable slice what its graph is now. False where the driver refuses.
+// Updates an executable slice to its graph. False where the driver refuses.
 bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept;
 
 // Cuts `clone`, which `read` was read of and which is used up, by `plan`. Not kNone: why there are no slices.

@@ -1,4 +1,4 @@
-// When graph launches are submitted in slices, and what slices may cost.
+// When graph launches are submitted in slices, and the cost limits of slices.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct SliceSettings {
 #define ELSEWHERE(...)
 #include "runtime/settings.inc"
   // Set by tests alone.
-  std::int64_t look_ns = kNsPerSecond;  // between two looks at what there is
+  std::int64_t look_ns = kNsPerSecond;  // between two looks at the graphs
   int idle_looks = 20;                  // without a launch: a graph's slices are dropped
 };
 

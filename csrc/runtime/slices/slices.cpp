@@ -30,14 +30,14 @@ bool can_cut() noexcept {
          driver.cuStreamWaitEvent != nullptr;
 }
 
-// What another time may not be so: it is tried again when the graph has been launched as often again, or kMostUntried
+// May the reason pass? Then slices are tried again when the graph has been launched as often again, or kMostUntried
 // times.
 bool is_for_now(WholeReason reason) noexcept {
   return reason == WholeReason::kNoMemory || reason == WholeReason::kTooSlow || reason == WholeReason::kOverBudget ||
          reason == WholeReason::kRefused;
 }
 
-// A fault, rather than what the graph is.
+// A fault, rather than a property of the graph.
 bool is_failure(WholeReason reason) noexcept {
   switch (reason) {
     case WholeReason::kNotCloned:
@@ -77,8 +77,8 @@ Slices::Unloading::Unloading(Slices& slices, bool (*submit_queued)() noexcept) n
 }
 Slices::Unloading::~Unloading() = default;
 
-// driving_ is held. Slices may have kernels that are about to be gone, where what they have not been told is that the
-// graph has others now; or what they have not been told names such kernels.
+// driving_ is held. Slices that await changes may have kernels that are about to go, where the graph has other kernels
+// now; or an awaited change may name such kernels.
 std::vector<Slices::Untold> Slices::find_untold() noexcept {
   std::vector<Untold> untold;
   try {
@@ -134,8 +134,7 @@ void Slices::configure(const SliceSettings& settings) noexcept {
   children_stay_.store(false);
 }
 
-// ---- the program's threads
-// -------------------------------------------------------------------------------------------
+// ---- the program's threads -----------------------------------------------------------------------------------------
 
 std::shared_ptr<Sliced> Slices::find(CUgraphExec exec) noexcept {
   const std::scoped_lock lock(mutex_);
@@ -143,22 +142,22 @@ std::shared_ptr<Sliced> Slices::find(CUgraphExec exec) noexcept {
   return found == all_.end() ? nullptr : found->second;
 }
 
-// What is known without asking the driver.
+// The reason, as far as known without asking the driver.
 WholeReason Slices::why_not_cloned(const Sliced& sliced, driver::ExecFacts& facts) const noexcept {
   if (!driver::registry().find(sliced.exec, facts)) return WholeReason::kNoMemory;
   if ((sliced.flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) return WholeReason::kDeviceLaunch;
   if ((sliced.flags & ~kKnownFlags) != 0) return WholeReason::kUnknownNode;
   if (sliced.context == nullptr) return WholeReason::kGreenContext;
-  if (!facts.plain) return WholeReason::kNone;  // what its nodes are says more
+  if (!facts.plain) return WholeReason::kNone;  // the nodes say more
   if (facts.nodes <= 1) return WholeReason::kOneNode;
-  // What is predicted of graphs that never ran may be wrong by much.
+  // Predictions of graphs that never ran may be wrong by much.
   if (facts.critical_path_ns < settings_.slice_ns / 4) return WholeReason::kShort;
   return WholeReason::kNone;
 }
 
 // driving_ is held: another thread may destroy an earlier clone of this graph.
 WholeReason Slices::clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts& facts) {
-  // Of a plain graph, the builder looks at what is left to be looked at.
+  // Of a plain graph, the builder makes the remaining checks.
   if (!facts.plain) {
     const WholeReason why = why_whole(graph);
     return why == WholeReason::kNone ? WholeReason::kUnknownNode : why;
@@ -224,8 +223,8 @@ void Slices::followed(CUgraphExec exec) noexcept {
   --sliced->following;
 }
 
-// prepare(sliced, told) does the change to our clone and says what slices are told. The ring may make a thread wait for
-// the gate, so nothing is held there.
+// prepare(sliced, told) changes our clone and fills in `told` for the slices. The ring may make a thread wait for the
+// gate, so nothing is held there.
 template <typename Prepare>
 void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept {
   const std::shared_ptr<Sliced> sliced = on() ? find(exec) : nullptr;
@@ -268,7 +267,7 @@ bool Slices::change_pieces(Sliced& sliced, Told& told) {
   if (sliced.pieces == nullptr || told.change.bytes().empty()) return true;
   {
     const Taken taken(sliced);
-    if (told.of == Sliced::kGraph) sliced.awaited.clear();  // of what it was before
+    if (told.of == Sliced::kGraph) sliced.awaited.clear();  // of the graph before the update
     if (!sliced.awaited.make_all(*sliced.pieces, sliced.priority, sliced.context) ||
         !told.change.make(*sliced.pieces, sliced.priority, sliced.context)) {
       return false;
@@ -278,7 +277,7 @@ bool Slices::change_pieces(Sliced& sliced, Told& told) {
   return true;
 }
 
-// driving_ is held. After an update, our clone is what the graph is now; after any other change it may not be.
+// driving_ is held. After an update, our clone is equal to the graph; after any other change the clone may differ.
 void Slices::did_not_follow(Sliced& sliced, const Told& told) noexcept {
   if (told.of != Sliced::kGraph) return give_up(sliced);
   WholeReason why = told.why;
@@ -380,7 +379,7 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
     if (!told.fits) return;
     if (sliced.state.load() == Sliced::State::kBuilding) sliced.changed_meanwhile.insert(told.of);
     if (sliced.pieces == nullptr) return;
-    // What slices get is a copy, because ours may have changed again when they do.
+    // Slices get a copy, because our graph may have changed again by then.
     OwnedGraph copy = GivenBack::take(sliced.given_back, told.of);
     const bool is_new = copy == nullptr;
     if (CUgraph made = nullptr; is_new && table().cuGraphClone(&made, ours) == CUDA_SUCCESS) {
@@ -415,7 +414,7 @@ void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behi
   });
 }
 
-// The clone is not what the graph is now. driving_ is held.
+// The clone differs from the graph. driving_ is held.
 void Slices::give_up(Sliced& sliced) noexcept {
   sliced.generation.fetch_add(1);
   drop(sliced);
@@ -509,8 +508,7 @@ void Slices::note_whole(Sliced& sliced, WholeReason reason) noexcept {
   if (is_failure(reason)) failed_.compare_exchange_strong(none, reason);
 }
 
-// ---- launches
-// --------------------------------------------------------------------------------------------------------
+// ---- launches ------------------------------------------------------------------------------------------------------
 
 bool Slices::is_last(const Sliced& sliced, CUstream stream, CUcontext context) const noexcept {
   const Sliced::Last& last = sliced.last;
@@ -568,7 +566,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
         sliced->state.compare_exchange_strong(before, Sliced::State::kWanted)) {
       wanted_.store(true);
     }
-    const bool is_followed = sliced->following > 0;  // the whole graph is what it will be after that
+    const bool is_followed = sliced->following > 0;  // the whole graph already has the changes
     const bool fits = sliced->pieces != nullptr && state != Sliced::State::kWhole && !sliced->broken;
     if (fits && (is_followed || (wants && context == sliced->context))) {
       launch.orders = true;
@@ -584,7 +582,7 @@ Slices::Launch Slices::begin(CUgraphExec exec, CUstream stream, CUcontext contex
   return launch;
 }
 
-// While the GPU is at what was submitted before, or is about to be.
+// While the GPU is at the work submitted before, or soon will be.
 CUgraphExec Slices::part(const Launch& launch, std::uint32_t index, bool may_upload) noexcept {
   Sliced& sliced = *launch.sliced;
   if (sliced.awaited.by(index)) {
@@ -618,7 +616,7 @@ void Slices::end(const Launch& launch, CUstream stream, CUcontext context, CUres
     const std::scoped_lock reading(reading_);
     tell_all(sliced);
   }
-  // Behind what was submitted of it, where it failed midway.
+  // Behind the submitted parts, where the launch failed midway.
   const bool ran = status == CUDA_SUCCESS || launch.parts > 0;
   const bool ordered = launch.orders && ran && table().cuEventRecord(sliced.event, stream) == CUDA_SUCCESS;
   if (ran) note_last(sliced, stream, context, ordered);
@@ -669,8 +667,7 @@ void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
   sliced->broken = sliced->broken || !made;
 }
 
-// ---- what there is
-// ---------------------------------------------------------------------------------------------------
+// ---- counts --------------------------------------------------------------------------------------------------------
 
 SliceCounts Slices::counts() noexcept {
   SliceCounts counts;
@@ -714,7 +711,7 @@ std::array<WholeGraphs, graph::kWholeReasons> Slices::whole_lately() noexcept {
 }
 
 void Slices::reset_in_child() noexcept {
-  // What the parent has is the parent's.
+  // The parent's state stays the parent's.
   const SliceSettings settings = settings_;
   new (this) Slices;
   settings_ = settings;

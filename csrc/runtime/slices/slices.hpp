@@ -1,30 +1,29 @@
 // Executable graphs that can be launched in slices: which there are, which have slices, and how a launch of one is
 // ordered behind the last. One a process.
 //
-// The way of a graph: when it is instantiated, the program's thread makes one clone of it, of ours from then on; no
-// other thread ever touches the program's. While a latency client is on the device, a launch asks for slices. A builder
-// thread, which is started when the first are asked for and sleeps when there are none to build, cuts the clone
-// (builder.cpp, cut.hpp), the most-launched graph first. The launcher thread then submits a launch slice by slice, each
+// The way of a graph: at instantiation, the program's thread makes one clone, which is ours from then on. No other
+// thread ever touches the program's graph. While a latency client is on the device, a launch asks for slices. A builder
+// thread cuts the clone (builder.cpp, cut.hpp), the most-launched graph first. The thread starts with the first request
+// for slices, and sleeps when there is nothing to build. The launcher thread then submits a launch slice by slice, each
 // through the gate. Until slices are there, and while no latency client is, the graph goes whole.
 //
 // Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices
-// get them at once, too, where no launch of the graph is queued; else in the ring, behind these launches (Behind,
-// follow()): until it has made the last such change, these go in slices, because the whole graph is what it will be
-// after them. A change is queued only where its like was made directly before, so that the driver has no reason to
-// refuse it.
+// get changes at once, too, where no launch of the graph is queued; else through the ring, behind these launches
+// (Behind, follow()). Until the launcher has made the last such change, these launches go in slices, because the whole
+// graph already has the changes. A change is queued only where its like was made directly before, so that the driver
+// has no reason to refuse it.
 //
 // Order: CUDA runs launches of one executable graph one after another, on whichever streams; slices do not share that.
-// So a launch on another stream than the last one's waits for an event behind that, and where there is none, it goes
-// whole, and has one for the next.
+// So a launch on another stream than the last one's waits for an event behind the last launch. Where there is no such
+// event, the launch goes whole, and records one for the next.
 //
-// Locks: mutex_ guards the list; driving_ is held for each step of the builder's that calls the driver, so that a
-// thread of the program that ends a context, unloads a module or destroys a graph waits for one such step at most. A
-// graph is taken (Sliced::taken) for the length of a launch's submission, and while its slices are put in place,
-// changed or taken away; Sliced::turn is held for a moment, while it is decided whether a launch goes whole and
-// whether a change may follow it. The launcher thread tells slices of awaited changes without driving_; it holds
-// reading_ meanwhile, and so does the builder while it clones our clone, because both may read the same graph and CUDA
-// does not synchronise even that. Nothing here is on the way of a launch on the program's own thread, but
-// before_direct() and after_direct().
+// Locks: mutex_ guards the list. The builder holds driving_ for each step that calls the driver: a thread of the
+// program that ends a context, unloads a module or destroys a graph waits for one such step at most. A graph is taken
+// (Sliced::taken) for the length of a launch's submission, and while its slices are put in place, changed or taken
+// away. Sliced::turn is held for a moment, for the decision whether a launch goes whole and whether a change may follow
+// the launch. The launcher thread makes awaited changes without driving_ and with reading_. The builder holds reading_
+// while it clones our clone: both may read the same graph, and CUDA does not synchronise even reads. Nothing here is on
+// the way of a launch on the program's own thread, but before_direct() and after_direct().
 #pragma once
 
 #include <cuda.h>
@@ -60,7 +59,7 @@ struct GraphTimes {
   std::function<std::int64_t(CUgraphExec)> measured_ns;  // of launches of it, or of a slice; 0: not known yet
 };
 
-// One executable graph. What is not said to be otherwise belongs to the thread that has taken it.
+// One executable graph. Members without another note belong to the thread that has taken the graph.
 struct Sliced {
   enum class State : std::uint8_t {
     kIdle,      // no launch has asked for slices
@@ -70,7 +69,7 @@ struct Sliced {
     kWhole,
   };
 
-  // What is known of where it was launched last.
+  // The place of the last launch.
   struct Last {
     CUstream stream = nullptr;
     CUcontext context = nullptr;
@@ -78,7 +77,7 @@ struct Sliced {
     bool ordered = false;     // `event` is behind it
   };
 
-  // What a change is of, where it is not a node.
+  // The object of a change that is not of a node.
   enum : std::uint32_t { kGraph = ~std::uint32_t{0}, kSwitch = kGraph - 1 };
 
   CUgraphExec exec = nullptr;
@@ -94,8 +93,8 @@ struct Sliced {
   std::atomic<std::uint64_t> launches{0};
   std::atomic<std::uint64_t> launched_epoch{0};  // of unloads, at the last launch
   std::atomic<bool> was_sliced{false};           // some launch of it
-  std::atomic<std::uint64_t> generation{0};      // changes where it is changed or destroyed: what is built is not it
-  std::atomic<std::uint64_t> least_launches{0};  // before it is built, or built again
+  std::atomic<std::uint64_t> generation{0};      // rises when the graph changes or goes: outdates a build
+  std::atomic<std::uint64_t> least_launches{0};  // before slices are built, or built again
   std::atomic<std::uint32_t> whole_for{0};       // reasons, a bit each, ever
 
   // Under `turn`.
@@ -107,15 +106,15 @@ struct Sliced {
 
   // Under driving_.
   std::shared_ptr<GivenBack> given_back = std::make_shared<GivenBack>();  // clones; of child graphs, by their nodes
-  OwnedGraph clone;                        // null: it cannot be built. As the graph is now
-  std::vector<CUgraphNode> clone_nodes;    // in the order of cuGraphGetNodes; none after an update
-  std::vector<CUgraphNode> program_nodes;  // those of the program's graph, which it names when it changes one
-  std::unordered_map<CUgraphNode, std::uint32_t> number_of;  // of these; made when the first is changed
+  OwnedGraph clone;                                          // kept current; null: the graph cannot be built
+  std::vector<CUgraphNode> clone_nodes;                      // in the order of cuGraphGetNodes; none after an update
+  std::vector<CUgraphNode> program_nodes;                    // of the program's graph, named by its changes
+  std::unordered_map<CUgraphNode, std::uint32_t> number_of;  // of program_nodes; made at the first change
   std::set<std::uint32_t> disabled;                          // nodes, by their numbers
-  ReadGraph shape;                                           // what slices were, or are being, made of
+  ReadGraph shape;                                           // the graph that slices were, or are being, made of
   std::vector<std::uint32_t> places;                         // there, by the numbers of the graph's own nodes
-  std::set<std::uint32_t> proven;  // whose changes slices have followed: nodes, kGraph, kSwitch
-  std::vector<double> scale;  // by place: what it takes in terms of its prediction. One: of each; empty: as predicted
+  std::set<std::uint32_t> proven;    // whose changes slices have followed: nodes, kGraph, kSwitch
+  std::vector<double> scale;         // by place: time, in terms of the prediction. One: of each; empty: as predicted
   std::vector<double> pieces_scale;  // by which the slices that it has were made
   unsigned recuts = 0;
   std::set<std::uint32_t> changed_meanwhile;  // nodes, since the build that is under way began
@@ -160,8 +159,8 @@ struct Sliced {
   }
 };
 
-// Taken for the length of a scope. The launcher may have it for as long as the gate holds a launch, but what is queued
-// was drained before a graph is changed.
+// Taken for the length of a scope. The launcher may have it for as long as the gate holds a launch, but queued launches
+// are drained before a graph changes.
 class Taken {
  public:
   explicit Taken(Sliced& sliced) noexcept : sliced_(sliced) {
@@ -220,9 +219,9 @@ class Slices {
     // Waits until they are submitted.
     virtual void drain() noexcept = 0;
   };
-  // Before the driver changes `exec`, of which launches are queued: go all of these in slices, as it was? Then it may
-  // be changed at once, and what changed is told with these launches, or followed() where the driver refuses. False:
-  // they are to be submitted first.
+  // Before the driver changes `exec`, of which launches are queued: do all of these go in slices of the old graph? Then
+  // the graph may change at once, and the change is told behind these launches, or followed() where the driver refuses.
+  // False: these launches are to be submitted first.
   bool follow(CUgraphExec exec) noexcept;
   void followed(CUgraphExec exec) noexcept;
 
@@ -235,7 +234,7 @@ class Slices {
   // The driver has changed a node of it. `set` does the same to that node in our clone.
   using Set = std::function<CUresult(CUgraphNode)>;
   void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set, Behind* behind) noexcept;
-  // Those in a child graph, to what another graph has.
+  // The nodes in a child graph were changed to another graph's.
   void child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept;
   void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept;
   // Before the driver destroys it.
@@ -256,7 +255,7 @@ class Slices {
     Slices& slices_;
   };
 
-  // While the driver ends a module's functions, nothing of ours looks at them. What was queued has been submitted;
+  // While the driver ends a module's functions, nothing of ours looks at them. Queued launches have been submitted;
   // `submit_queued` is called where launches were made since, of which one is at a closed gate.
   class Unloading {
    public:
@@ -270,7 +269,7 @@ class Slices {
   };
 
   // ---- launches on the program's own thread, which go whole; on streams that do not capture
-  // It may have been launched in slices, or be about to be: what is queued must have been submitted, and
+  // Has the graph been launched in slices, or may it be soon? Then queued launches must have been submitted, and
   // before_direct() be called, just before the driver is.
   static bool may_be_sliced(CUgraphExec exec) noexcept {
     const auto* const sliced = static_cast<const Sliced*>(driver::registry().slices(exec));
@@ -289,7 +288,7 @@ class Slices {
     Sliced* sliced = nullptr;  // taken; null: nothing is known of the graph
     std::uint32_t parts = 0;   // 0: it goes whole
     bool orders = false;       // an event goes behind it
-    bool is_lost = false;      // its slices are not what they should be, and neither is the whole graph
+    bool is_lost = false;      // neither the slices nor the whole graph are current
   };
   Launch begin(CUgraphExec exec, CUstream stream, CUcontext context, bool beside_latency) noexcept;
   // See queue::Admission.
@@ -304,7 +303,7 @@ class Slices {
 
   // Looks at every graph.
   SliceCounts counts() noexcept;
-  // The same, as of a second ago at most. For the ticker, and for callers that ask for what it publishes.
+  // The same, as of a second ago at most. For the ticker, and for callers that ask for the ticker's published counts.
   std::array<WholeGraphs, graph::kWholeReasons> whole_lately() noexcept;
   // Of all graphs that there ever were. One that was found to stay whole for several reasons is there with each.
   std::array<WholeGraphs, graph::kWholeReasons> whole_ever() noexcept;
@@ -313,15 +312,15 @@ class Slices {
   void reset_in_child() noexcept;
 
  private:
-  // What slices are told of a change.
+  // A change as the slices get it.
   struct Told {
     std::uint32_t of = Sliced::kGraph;
-    bool fits = true;                                    // else they are given up
+    bool fits = true;                                    // else the slices are given up
     Change change;                                       // without bytes: there are no slices
-    graph::WholeReason why = graph::WholeReason::kNone;  // it stays whole from now on
+    graph::WholeReason why = graph::WholeReason::kNone;  // the graph stays whole from now on
 
-    // The driver releases what an update replaces behind the launches that it has seen, and slices have references to
-    // what their graph was built with alone: launches of what it is now go whole.
+    // The driver releases objects that an update replaces, behind the launches that it has seen. Slices have references
+    // to the objects that their graph was built with alone: launches of the updated graph go whole.
     void leave_objects_to_driver() noexcept {
       fits = false;
       why = graph::WholeReason::kUpdated;
