@@ -23,8 +23,7 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-#: A figure may fall and not rise. The documents, but for `sentences_over_25`, and the package are at their targets; the
-#: other figures are the values reached.
+#: A figure may fall and not rise. All are at their targets but `sentences_over_25`, a value reached.
 LIMITS = {
     "documents": {
         "free_what_per_100": 0.15,
@@ -33,8 +32,8 @@ LIMITS = {
         "sentences_over_25": 145,
         "docs_words": 40_000,
     },
-    "headers": {"free_what_per_100": 0.6, "pronouns_per_100": 3.24, "words_per_sentence": 20.0},
-    "sources": {"free_what_per_100": 0.65, "pronouns_per_100": 3.13, "words_per_sentence": 20.0},
+    "headers": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
+    "sources": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
     "package": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
 }
 FILES = {

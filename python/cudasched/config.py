@@ -1,7 +1,7 @@
 """The policy, from one documented precedence: call or command-line arguments > environment > TOML file > defaults.
 
 The TOML file is the one that ``CUDASCHED_CONFIG`` names, else ``./cudasched.toml``, else
-``$XDG_CONFIG_HOME/cudasched/config.toml`` (``~/.config`` if unset); files are not merged. Its keys are the fields of
+``$XDG_CONFIG_HOME/cudasched/config.toml`` (``~/.config`` if unset); files are not merged. The keys are the fields of
 `Config`, at the top level; ``class`` may be written for ``client_class``::
 
     class = "latency"
@@ -11,8 +11,8 @@ A file that ``CUDASCHED_CONFIG`` names is trusted. One that was found is read on
 or to root and no other user can have put it there, and ``./cudasched.toml`` may set no paths, because a path is code to
 be loaded or a file to be written.
 
-The engine has one definition for each setting, whichever way it is given (`settings`). It reads environment variables
-alone: `Resolved.environment` is what it gets. An empty variable counts as unset. Relative paths of a file belong to the
+The engine has one definition for each setting (`settings`). The engine reads environment variables alone, and gets
+`Resolved.environment`. An empty variable counts as unset. Relative paths of a file belong to the
 file's directory, others to the working directory.
 """
 
@@ -96,7 +96,7 @@ class Setting(NamedTuple):
     """A line of the engine's table.
 
     Attributes:
-        name: Its variable, without ``CUDASCHED_``.
+        name: The variable, without ``CUDASCHED_``.
         kind: ``word``, ``switch``, ``integer``, ``number``, ``size``, ``text`` or ``path``.
         words: All values of a ``word``, or the words in the place of a number.
         default: The engine's; None: it has none.
@@ -145,10 +145,10 @@ def parse(field: str, value: object, text: bool) -> Any:
     Args:
         field: Of `Config`.
         value: The given one.
-        text: It is text of a variable or an option; else typed, as a file or a caller gives it.
+        text: The value is text of a variable or an option; else typed, as a file or a caller gives it.
 
     Raises:
-        ValueError: It is none of the setting's; the message says how it must be.
+        ValueError: The setting takes no such value; the message says which values it takes.
         HookError: The engine cannot be loaded into this process.
     """
     name, kind, words, *_ = settings()[field]
@@ -174,7 +174,7 @@ def parse_size(value: object) -> int:
     """``20GiB``, ``1.5 GB`` or a number of bytes; 0 or ``none``: no limit, which is 0.
 
     Raises:
-        ValueError: It is no size.
+        ValueError: The text is no size.
     """
     return cast(int, parse("memory_limit", value, True))
 
@@ -239,8 +239,8 @@ def untold(texts: Iterable[str], environment: MutableMapping[str, str]) -> list[
     """Those that no process has said from which this one comes.
 
     Args:
-        texts: What there is to say.
-        environment: Of this process; marks there, for those that it starts, what is said now.
+        texts: The messages.
+        environment: Of this process; marks the messages there as said, for child processes.
     """
     marks = environment.get("CUDASCHED_TOLD", "").split(",")
     new = {f"{zlib.crc32(text.encode(errors='replace')):08x}": text for text in texts}
@@ -264,7 +264,7 @@ class Found(NamedTuple):
     Attributes:
         path: Where it is.
         named: ``CUDASCHED_CONFIG`` names it, so it is trusted.
-        may_set_paths: It is named, or in the user's own configuration directory.
+        may_set_paths: The file is named, or in the user's own configuration directory.
     """
 
     path: Path
@@ -284,7 +284,7 @@ def find_file(environment: Mapping[str, str], directory: Path) -> Found | None:
         directory: Where ``./cudasched.toml`` is looked for.
 
     Returns:
-        None if there is no file. What ``CUDASCHED_CONFIG`` names is returned whether or not it exists.
+        None if there is no file. The file of ``CUDASCHED_CONFIG`` is returned whether or not it exists.
     """
     if named := environment.get("CUDASCHED_CONFIG"):
         return Found(directory / Path(named).expanduser(), named=True, may_set_paths=True)
@@ -321,7 +321,7 @@ def _why_untrusted(path: Path, file: os.stat_result) -> str | None:
 
 
 def _content(found: Found) -> str:
-    """What the file says. Raises ConfigError, or _UntrustedError for one that was found and may be another's work."""
+    """The file's text. Raises ConfigError, or _UntrustedError for a found file that may be another's work."""
     path = found.path
     try:
         # Not blocking: a pipe without a writer is no reason to wait.
@@ -427,7 +427,7 @@ def _read_file(found: Found) -> _Layer:
     return layer
 
 
-# ---- all of it -----------------------------------------------------------------------------------------------------
+# ---- resolution ----------------------------------------------------------------------------------------------------
 
 
 def _working_directory() -> Path:
@@ -479,7 +479,7 @@ def resolve(
         directory: Stands for the working directory; that of this process by default.
         option: How an argument is named in errors (``--slo-ms`` for ``slo_ms``): arguments are a command's options
             then, and their text is read as a variable's is. By default an argument has its field's name, and a type.
-        tolerant: Leave out what is wrong, and say so in `Resolved.refused`.
+        tolerant: Leave out wrong values, and say so in `Resolved.refused`.
 
     Returns:
         The values and their origins.
@@ -544,7 +544,7 @@ def parse_class(name: object) -> ClientClass:
 
 
 def check_region(client_class: object, priority: object, slo_ms: object) -> Config:
-    """The settings of one region, stream or process class, checked; `Config` says what each may be.
+    """The settings of one region, stream or process class, checked; `Config` has the values of each.
 
     Raises:
         ConfigError: One of them has no meaning.

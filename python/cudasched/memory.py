@@ -161,7 +161,7 @@ class Pool:
         return self._pool.trim(_size("keep", keep))
 
     def torch_allocator(self) -> Any:
-        """What ``torch.cuda.MemPool`` takes as its allocator; a device has one such pool at a time.
+        """The pool as an allocator for ``torch.cuda.MemPool``; a device has one such pool at a time.
 
         Raises:
             PoolError: Another pool of the device serves PyTorch.

@@ -1,4 +1,4 @@
-"""What is on the GPUs of this user: the shared tables, and the engine of this process."""
+"""The clients on the GPUs of this user: the shared tables, and the engine of this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRAPH_CHANGES = {
     "over_budget": "raise graph_slice_mb",
     "updated": "keep its nodes and edges as they are",
 }
-"""What a program could change so that a graph is cut, by the reason for which it is not (docs/graphs.md)."""
+"""A program's possible changes for a graph to be cut, by the reason against a cut (docs/graphs.md)."""
 
 
 def _coverage(launches: int, device_launches: int) -> float | None:
@@ -57,14 +57,14 @@ class WholeGraphs:
 
 
 LEVELS = ("critical", "warning", "good", "not judged")
-"""What may be said of a kernel's launch shape, the worst first (docs/advise.md)."""
+"""The verdicts on a kernel's launch shape, the worst first (docs/advise.md)."""
 
 SHARE_UNIT = 1e6  # millionths
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a process's best-effort kernels make of the GPU, as predicted when they were first launched.
+    """How a process's best-effort kernels use the GPU, as predicted at the first launch of each.
 
     A kernel counts once in each launch shape, for any time and any number of launches. Launches are
     predicted while a latency client is on the GPU, so before that there are none; nor of graphs.
@@ -75,7 +75,7 @@ class Kernels:
         sm_utilisation: The mean use of the SMs: up to one wave those that have a block, above it waves over
             whole waves.
         block_efficiency: The mean of a block's threads over those of its warps.
-        levels: How many are ``critical``, ``warning`` and ``good`` by what the launch shape alone may lose
+        levels: How many are ``critical``, ``warning`` and ``good`` by the possible loss of the launch shape alone
             (``docs/advise.md``), and how many are libraries' and ``not judged``.
     """
 
@@ -113,12 +113,12 @@ class Client:
     """One process on one GPU in one class.
 
     Attributes:
-        slot: Its place in the GPU's table.
+        slot: The place in the GPU's table.
         pid: As its own pid namespace numbers it; for display only.
         name: ``CUDASCHED_NAME``, else the program's name.
         client_class: ``latency``, ``normal`` or ``best_effort``.
         priority: Within the class, higher first.
-        slo_ms: Its own latency target, ms; None: none.
+        slo_ms: The client's own latency target, ms; None: none.
         alive: Whether the process lives.
         active: A latency client that holds the gate closed now.
         waiting: A best-effort client that waits at the gate now.
@@ -126,7 +126,7 @@ class Client:
         hook_attached: Whether its launches are seen.
         age_s: Since it came, s.
         heartbeat_age_s: Since its last sign of life, s.
-        in_flight_ms: Predicted GPU time still to run of what it has submitted, ms.
+        in_flight_ms: Predicted GPU time still to run of the client's submitted work, ms.
         overdue_s: Since its oldest launch in flight should have been done, s; 0: none is late. Launches that the gate
             does not see (no latency client was there) are not known.
         policy_s: Since its own policy was asked and has not answered, s; 0: it answers.
@@ -139,8 +139,8 @@ class Client:
             not said yet.
         normal_beside_best_effort: Launches of its process that went as ``normal`` on streams that best effort uses
             (`State` says more): as of some milliseconds ago.
-        memory_bytes: What it has allocated on the GPU and not freed, as the driver was asked for; contexts and modules
-            are not in it. What its process allocated in a class that is no client stands with another client of it.
+        memory_bytes: The client's allocations on the GPU, as asked of the driver; without contexts and modules. Its
+            process's allocations in a class that is no client stand with another client of that process.
         memory_peak_bytes: The most that its process had allocated on the GPU.
         memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
         memory_given_bytes: Memory given back to latency clients that asked for memory.
@@ -149,7 +149,7 @@ class Client:
         process_class: Class of the launches of its process that no region and no stream decides; a client that a
             process has in another class is of its regions, or from before its class was changed.
         weight: Multiplies its share among best-effort clients.
-        policy: What decides over its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
+        policy: The policy of its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
             program brings; empty: not known.
         time_slice: Whether the GPU interrupts its kernels for other processes: ``on``; ``off`` (its setting); ``mps``
             (all MPS clients share one slice); ``shared`` (its process has latency work, too); ``unseen`` (its contexts
@@ -158,7 +158,7 @@ class Client:
             empty: it is not best effort.
         time_slice_us: How long the GPU runs it before it interrupts it, us; None: as the driver has it, 2,048.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
-        kernels: What the best-effort kernels of its process, on all of its GPUs, make of the GPU.
+        kernels: How the best-effort kernels of its process, on all of the process's GPUs, use the GPU.
         active_since_s: When it last began to be active, s, as `time.monotonic` counts; None: it never was.
     """
 
@@ -277,7 +277,7 @@ class Counted:
 
 @dataclass(frozen=True, kw_only=True)
 class State(Counted):
-    """What cudasched does and has seen in this process.
+    """The state and the counts of cudasched in this process.
 
     Attributes:
         installed: The shim stands in front of the driver.
@@ -341,13 +341,13 @@ _not_installed_because = ""
 
 
 def note_not_installed(reason: str) -> None:
-    """What `state` says of a process in which the hook was not installed; empty once it is."""
+    """Notes for `state` why the hook is not installed in this process; empty: the hook is."""
     global _not_installed_because
     _not_installed_because = reason
 
 
 def state() -> State:
-    """What cudasched does and has seen in this process. Never raises: without the hook, ``off_reason`` says why."""
+    """The state and the counts of cudasched in this process. Never raises: ``off_reason`` says why the hook is off."""
     reason = f"CUDASCHED_OFF={os.environ['CUDASCHED_OFF']}" if hook.switched_off() else ""
     try:
         core = hook.load_core()

@@ -15,8 +15,8 @@ class DeadlineError(Error, TimeoutError):
     """A request cannot meet its deadline, or has waited for too long.
 
     Attributes:
-        predicted_ms: When it would have ended, ms after it was submitted.
-        deadline_ms: Its deadline, ms after it was submitted; None: it has none.
+        predicted_ms: The predicted end, ms after the submission.
+        deadline_ms: The deadline, ms after the submission; None: none.
     """
 
     def __init__(self, message: str, predicted_ms: float, deadline_ms: float | None) -> None:

@@ -15,7 +15,7 @@ def check_input(x: Any, example: Any, max_bytes: int | None) -> None:
     """Compares structure, dtypes and shapes of an input with those of an example; None: any will do.
 
     Raises:
-        InputError: They differ, or the input's arrays have more than `max_bytes`.
+        InputError: The input differs from the example, or its arrays have more than `max_bytes`.
     """
     if example is not None:
         _compare(x, example, "x")

@@ -65,7 +65,7 @@ class Asked:
     """A request for inference.
 
     Attributes:
-        model: Its name.
+        model: The model's name.
         version: Empty: the only one.
         inputs: Names and arrays.
         outputs: Names; empty: all.
@@ -221,7 +221,7 @@ def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
             four bytes before it).
 
     Raises:
-        InputError: It is none of that datatype and shape.
+        InputError: The data is none of that datatype and shape.
     """
     dtype = _DTYPES.get(datatype)
     if dtype is None:

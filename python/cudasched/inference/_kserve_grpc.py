@@ -1,4 +1,4 @@
-"""Models over gRPC; ``kserve.proto`` says what there is."""
+"""Models over gRPC; ``kserve.proto`` has the calls."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ class Request:
         arrival_ns: When it was submitted.
         deadline_ns: When its answer is due.
         level: Higher levels are served first.
-        delayed: It was late, and is served after the others of its level.
+        delayed: The request was late, and is served after the others of its level.
         number: Of two that are equal otherwise, the first comes first.
-        future: Its answer.
+        future: The answer.
     """
 
     x: Any
@@ -118,7 +118,7 @@ class Queue:
 
         Raises:
             QueueFullError: As many wait as may.
-            DeadlineError: It cannot meet its deadline, or only if one of its level or above misses its own.
+            DeadlineError: The request cannot meet its deadline, or only if one of its level or above misses its own.
         """
         if self._last_ns:
             gap_ns = now_ns - self._last_ns

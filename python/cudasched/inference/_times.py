@@ -31,7 +31,7 @@ class Times:
         predict: The time of a batch of a size, in ms; None: not known.
 
     Raises:
-        ConfigError: It predicts no time.
+        ConfigError: `predict` gives no time.
     """
 
     def __init__(self, sizes: Sequence[int], predict: Callable[[int], float] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What processes have counted, with percentiles: of this process, and of every client on the machine."""
+"""The counts of processes, with percentiles: of this process, and of every client on the machine."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class RegionMetrics:
     """Requests of the latency regions of one name.
 
     A request lasts from the region's entry until it is left and its work is complete, or until the next one begins.
-    What a program of class latency does outside of regions counts as requests without a name: each burst of launches
+    Launches of a program of class latency outside of regions count as requests without a name: each burst of launches
     until the program is idle. The steps of decorated coroutines and generators are no requests, and not counted.
 
     Attributes:
@@ -169,7 +169,7 @@ class Predictions:
 
     @property
     def bias(self) -> float | None:
-        """What was predicted over what was measured, less 1: positive where predictions are too long."""
+        """Predicted over measured time, less 1: positive where predictions are too long."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
 
@@ -184,7 +184,7 @@ class Metrics(Counted):
         queue_wait: From the program's call of an offloaded launch to the driver's, the wait at the gate included. One
             launch in 16 is timed.
         preemption: How much best-effort work was predicted to be in flight on the GPU when a request began beside a
-            best-effort client: what the request waits for until the GPU is its own.
+            best-effort client: the work that the request waits for.
         in_flight_ms: Predicted GPU time still to run of the process's best-effort work, ms; of now.
         best_effort_gpu_s: Predicted GPU time of best-effort launches that are complete, s: its rate is best effort's
             goodput.
@@ -193,7 +193,7 @@ class Metrics(Counted):
         launcher_driver_s: Of it, about how much was inside the driver's calls, s.
         predictions: Predicted against measured times.
         regions: Requests of latency regions, by name.
-        kernels: What its best-effort kernels make of the GPU, as predicted.
+        kernels: How its best-effort kernels use the GPU, as predicted.
         numbers: All numbers of ``include/cudasched/counts.inc``, by name.
     """
 
@@ -221,9 +221,9 @@ class Process:
         number: Drawn when it started; 0: not known yet.
         pid: As its own pid namespace numbers it.
         name: ``CUDASCHED_NAME``, else the program's name.
-        version: Its version of cudasched.
-        metrics: What it has counted, as of some milliseconds ago; None: it has said nothing yet.
-        clients: Its places in the tables: the GPU's UUID, and the client.
+        version: The process's version of cudasched.
+        metrics: The process's counts, as of some milliseconds ago; None: none yet.
+        clients: The process's places in the tables: the GPU's UUID, and the client.
     """
 
     number: int
@@ -243,7 +243,7 @@ class Device:
         name: As the driver names it.
         error: Why the table cannot be read; empty if it can.
         path: The table.
-        gpu: What NVML says of it; None: it was not asked, or is not installed.
+        gpu: NVML's answer for the GPU; None: NVML was not asked, or is not installed.
     """
 
     uuid: str
@@ -310,7 +310,7 @@ def metrics() -> Metrics:
 
 
 def clients(directory: str | os.PathLike[str] | None = None) -> tuple[list[Device], list[Process]]:
-    """Every client on this machine that shares a run directory with this process, and what it has counted.
+    """Every client on this machine that shares a run directory with this process, and its counts.
 
     Args:
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.

@@ -31,7 +31,7 @@ _ENDS = tuple(_BOUNDARIES[2**octave] for octave in _OCTAVES)
 
 
 def label_text(text: str) -> str:
-    """A name as the value of a label: what a terminal would obey is written out, and it has at most 64 characters."""
+    """A name as the value of a label: unprintable characters written out, and at most 64 characters in all."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return shown if len(shown) <= _LONGEST_LABEL else shown[: _LONGEST_LABEL - 3] + "..."
 
@@ -69,9 +69,9 @@ class Exported:
         name: Without ``_total``.
         kind: ``counter``, ``gauge`` or ``histogram``.
         unit: ``seconds``, ``bytes``, ``hertz``, ``watts``, ``ratio`` or "" for a number of things.
-        help: What it says.
+        help: The metric's description.
         labels: Their names.
-        read: Its values on a machine.
+        read: The metric's values on a machine.
     """
 
     name: str
