@@ -4,9 +4,11 @@
 #include <cuda.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "private_directory.hpp"
@@ -54,7 +56,11 @@ class DoubleTest : public ::testing::Test {
     EXPECT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
     unsigned flags = 0;
     int active = 1;
-    EXPECT_EQ(cuDevicePrimaryCtxGetState(0, &flags, &active), CUDA_SUCCESS);
+    // A thread that destroys communicators holds the context until it is done.
+    for (int looks = 0; active != 0 && looks < 10'000; ++looks) {
+      ASSERT_EQ(cuDevicePrimaryCtxGetState(0, &flags, &active), CUDA_SUCCESS);
+      if (active != 0) std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
     EXPECT_EQ(active, 0);
     EXPECT_EQ(cuCtxSetCurrent(nullptr), CUDA_SUCCESS);
   }
