@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "base/log.hpp"
+#include "base/size_text.hpp"
 #include "driver/driver.hpp"
 
 namespace cudasched::memory {
@@ -25,12 +26,7 @@ unsigned forks_so_far() {
   return forks.load(std::memory_order_relaxed);
 }
 
-std::string text(Bytes bytes) {
-  std::array<char, 32> made{};
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  std::snprintf(made.data(), made.size(), mib >= 1024 ? "%.2f GiB" : "%.2f MiB", mib >= 1024 ? mib / 1024 : mib);
-  return made.data();
-}
+std::string text(Bytes bytes) { return size_text(bytes, /*decimals=*/2); }
 
 // The context is current for a scope; most callers have it current.
 class Here {

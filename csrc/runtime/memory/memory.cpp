@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <exception>
 #include <new>
 #include <thread>
@@ -17,6 +16,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/size_text.hpp"
 #include "driver/driver.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
@@ -47,13 +47,6 @@ schedule::MemoryRequest request_of(arbiter::Table& table, int slot) noexcept {
 schedule::MemoryGiver giver_of(arbiter::Table& table, int slot) noexcept {
   const arbiter::SlotMemory& words = table.memory(slot);
   return {true, words.gives.load(std::memory_order_acquire) != 0, words.answered.load(std::memory_order_acquire)};
-}
-
-std::string size_text(std::uint64_t bytes) {
-  std::array<char, 32> text{};
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  std::snprintf(text.data(), text.size(), mib >= 1024 ? "%.1f GiB" : "%.1f MiB", mib >= 1024 ? mib / 1024 : mib);
-  return text.data();
 }
 
 std::string client_text(arbiter::Table& table, int slot) {
