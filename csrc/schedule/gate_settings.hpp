@@ -12,7 +12,6 @@ struct GateSettings {
   std::int64_t lead_ns = 20'000;       // to begin with
   Lead::Bounds lead_bounds;            // of the adaptive lead, which begins with lead_ns
   double host_bound_inflation = 1.03;  // how much longer a segment of a request may take
-  double miss_probability = 0;         // for learned rates, 0: only periodic arrivals are foreseen
   std::int64_t linger_ns = 100'000;
   std::int64_t margin_ns = 200'000;
   std::int64_t long_ns = 300'000;

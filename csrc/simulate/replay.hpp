@@ -84,6 +84,7 @@ struct ReplaySettings : schedule::GateSettings {
   std::function<schedule::Decision(const schedule::Snapshot&)> user_policy;  // may throw: it is then refused
   bool offload = true;                                                       // else a blocking gate
   bool foresee = false;                  // long launches look out for foreseen arrivals
+  double miss_probability = 0;           // for learned rates, 0: only periodic arrivals are foreseen
   bool earliest_deadline_first = false;  // between latency clients, at region entry
   bool priorities = false;               // of streams or MPS clients, obeyed; on the H200 they hardly are
   double prediction_sigma = 0.05;        // of the log of predicted over true; the bound holds for 90%

@@ -344,7 +344,7 @@ TEST_F(NeighboursTest, TheNextForeseenWorkOfAllClientsHoldsLongLaunches) {
 TEST_F(NeighboursTest, PeriodicRequestsAreForeseenByTheGate) {
   const int latency = claim(Class::kLatency);
   Requests requests;
-  requests.join(&table_->layout(), latency, settings_.miss_probability);
+  requests.join(&table_->layout(), latency, /*miss_probability=*/0);
   constexpr std::int64_t kPeriod = 30 * kNsPerMs;
   for (int i = 0; i < 20; ++i) {
     requests.begin(now_, /*in_region=*/false);
