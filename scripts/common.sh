@@ -46,6 +46,9 @@ sys.exit(not (sys.implementation.name == "cpython" and sys.version_info >= (3, 1
 ' >/dev/null 2>&1
 }
 
+# The version that the sources say.
+written_version() { sed -n 's/^__version__ = "\(.*\)"/\1/p' python/cudasched/_version.py; }
+
 python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 # Prints the system's Python: $PYTHON, else python3 of PATH, else what Debian installs.

@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [ "$#" -gt 0 ] || die "which version? release.sh VERSION [HEADERS...]"
 version="$1"
 [ -z "$(git status --porcelain)" ] || die "there are changes that are not committed: git status"
-written="$(sed -n 's/^__version__ = "\(.*\)"/\1/p' python/cudasched/_version.py)"
+written="$(written_version)"
 [ "$version" = "$written" ] || die "python/cudasched/_version.py says $written, not $version"
 grep -qE "^## $version, [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md || die "CHANGELOG.md has no \"## $version, YYYY-MM-DD\""
 if tagged="$(git rev-parse --quiet --verify "v$version^{commit}")"; then

@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 setup build
 install_requirements "$venv" run site
 export NO_MKDOCS_2_WARNING=1 # the versions are pinned
-version="$(sed -n 's/^__version__ = "\(.*\)"/\1/p' python/cudasched/_version.py)"
+version="$(written_version)"
 mkdocs build --strict --site-dir "build/site/$version" # not --quiet, which hides warnings from --strict
 cd build/site
 mapfile -t versions < <(printf '%s\n' */search/search_index.json | cut -d/ -f1 | sort -rV)

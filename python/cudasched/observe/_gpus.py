@@ -18,7 +18,7 @@ from cudasched.observe._metrics import Device, Process
 from cudasched.status import Client
 from cudasched.status import Device as StatusDevice
 
-__all__ = ["Foreign", "Gpu", "GpuShare", "gpus", "of_status", "with_gpus"]
+__all__ = ["Foreign", "Gpu", "GpuShare", "gpus", "of_status", "sm_ratios", "with_gpus"]
 
 _PROC = Path("/proc")
 _MPS_SERVER = "nvidia-cuda-mps"
@@ -256,6 +256,11 @@ def _end(nvml: Any) -> None:
     global _begun_by
     _said(lambda: nvml.nvmlShutdown() or True)
     _begun_by = None
+
+
+def sm_ratios(devices: Iterable[Device]) -> dict[str, Mapping[int, float]]:
+    """`Gpu.sm_ratios` of each GPU that NVML knows, by UUID."""
+    return {device.uuid: device.gpu.sm_ratios for device in devices if device.gpu is not None}
 
 
 def with_gpus(devices: list[Device], processes: list[Process]) -> list[Device]:

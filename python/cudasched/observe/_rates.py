@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cudasched.observe._gpus import sm_ratios
 from cudasched.observe._metrics import Device, Metrics, Process, Times
 
 __all__ = ["Look", "Row", "rows"]
@@ -170,5 +171,5 @@ def rows(now: Look, before: Look | None) -> list[Row]:
     """
     known = {process.number: process.metrics for process in before.processes} if before is not None else {}
     elapsed_s = now.at_s - before.at_s if before is not None else 0.0
-    sampled = {device.uuid: device.gpu.sm_ratios for device in now.devices if device.gpu is not None}
+    sampled = sm_ratios(now.devices)
     return [_row(process, known.get(process.number), elapsed_s, sampled) for process in now.processes]

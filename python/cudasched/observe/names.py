@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cudasched import hook
 from cudasched.errors import HookError
-from cudasched.observe._gpus import Gpu, GpuShare
+from cudasched.observe._gpus import Gpu, GpuShare, sm_ratios
 from cudasched.observe._metrics import ERROR_BOUNDS, Device, Metrics, Process, Times, bucket_begin_ns
 from cudasched.status import SHARE_UNIT
 
@@ -204,7 +204,7 @@ def _of_gpu(name: str, unit: str, text: str, value: Callable[[Gpu], float | None
 
 
 def _sm_ratios(devices: list[Device], processes: list[Process]) -> Iterator[Series]:
-    sampled = {device.uuid: device.gpu.sm_ratios for device in devices if device.gpu is not None}
+    sampled = sm_ratios(devices)
     for process in processes:
         for uuid in dict.fromkeys(uuid for uuid, _ in process.clients):
             if (found := sampled.get(uuid, {}).get(process.pid)) is not None:
