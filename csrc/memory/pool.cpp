@@ -200,7 +200,7 @@ void Pool::record(CUstream stream, Stream number) {
     event = events_.back();
     events_.pop_back();
   } else if (event == nullptr) {
-    const CUresult status = table().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+    const CUresult status = table().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
     if (status != CUDA_SUCCESS) pending_.erase(number);
     check("cuEventCreate", status);
   }

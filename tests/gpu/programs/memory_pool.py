@@ -57,7 +57,6 @@ def step(weights: torch.Tensor) -> torch.Tensor:
 
 def in_torch() -> None:
     """Tensors of a MemPool are as others, and all memory comes back."""
-    before = torch.cuda.memory.mem_get_info()[0]
     expected = step(torch.ones(2048, 2048, device="cuda"))
     pool = memory.Pool(limit="2GiB")
     torch_pool = torch.cuda.MemPool(pool.torch_allocator())
@@ -77,9 +76,9 @@ def in_torch() -> None:
     del weights, found, torch_pool
     gc.collect()
     torch.cuda.empty_cache()
-    assert pool.statistics().blocks == 0, pool.statistics()
+    assert pool.trim() > 0
+    assert pool.statistics().reserved == 0, pool.statistics()  # blocks, too: these are reserved
     pool.close()
-    assert torch.cuda.memory.mem_get_info()[0] >= before - 64 * MIB
 
 
 def in_graph() -> None:
