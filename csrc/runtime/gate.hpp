@@ -134,6 +134,9 @@ class Gate {
     aside_.store(interrupted && has_long && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
+  // When a kernel of long thread blocks was launched last; 0: never. Any thread.
+  std::int64_t long_block_ns() const noexcept { return long_block_ns_.load(std::memory_order_relaxed); }
+
   // The longest launch so far of those longer than `long_us`; 0: none is. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
 
@@ -181,7 +184,7 @@ class Gate {
       10'000'000'000;  // a program that has launched no long kernel since has none
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
 
-  void note_length(std::int64_t duration_ns) noexcept;
+  void note_length(const predict::Launch& launch, std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   [[gnu::noinline]] bool hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found,
@@ -211,6 +214,7 @@ class Gate {
   std::atomic<bool> aside_{false};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
+  std::atomic<std::int64_t> long_block_ns_{0};
   std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than `long_us` was admitted
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of an unknown kernel
