@@ -183,7 +183,7 @@ class PreemptRunner(Runner):
         own = {f"slices_{us}": Mode(environment={"CUDASCHED_TIME_SLICE_US": us}) for us in lengths}
         self.lengths = list(own)
         fleet.modes = {**fleet.modes, **own}
-        self.arms = arms_of([*(arm for scene in SCENES.values() for arm in scene.arms), *self.lengths])
+        self.arms = arms_of([*(arm for scene in SCENES.values() for arm in scene.arms + scene.optional), *self.lengths])
         super().__init__(session, fleet)
 
     def rate_hz(self, server: str) -> float:
