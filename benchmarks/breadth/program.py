@@ -8,6 +8,7 @@ as JSON lines on stdin, answers go as JSON lines to stdout:
     -> {"command": "start"}            <- {"event": "result"}       steps from here on, without end
     -> {"command": "readings", "from_ns": ..., "until_ns": ...}
                                        <- {"event": "result", "readings": [[ns, steps], ...]}
+    -> {"command": "losses"}           <- {"event": "result", "losses": [6.9, ...]}     all that were read
     -> {"command": "pause"}            <- {"event": "result"}       all steps are done
     -> {"command": "kernels", "steps": 3}
                                        <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
@@ -61,6 +62,7 @@ class Loop:
         self.pausing = threading.Event()
         self.count = 0
         self.readings: list[tuple[int, int]] = []
+        self.losses: list[Any] = []
 
     def warm_up(self, steps: int = WARM_UP_STEPS) -> float:
         """Runs a few steps, and as many again; returns ms a step of the latter."""
@@ -80,7 +82,7 @@ class Loop:
             loss = next(self.steps)
             self.count += 1
             if self.count % self.read_every == 0:
-                self.read(loss)
+                self.losses.append(self.read(loss))
                 self.readings.append((time.monotonic_ns(), self.count))
         if loss is not None:
             self.read(loss)
@@ -264,6 +266,9 @@ def main(
             command = json.loads(line)
             if command["command"] == "readings":
                 answer(readings=loop.readings_within(command["from_ns"], command["until_ns"]))
+                continue
+            if command["command"] == "losses":
+                answer(losses=loop.losses)
                 continue
             if command["command"] == "state":
                 answer(**state())

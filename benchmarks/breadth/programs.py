@@ -19,8 +19,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 SEED = 20_261_122
 #: A loop reads its loss this often, and waits for the GPU only then.
 READ_EVERY = 50
@@ -440,21 +442,31 @@ def jax_training(tiny: bool, donate: bool = True) -> Steps:
         yield loss
 
 
-def torch_ddp_resnet50(tiny: bool) -> Steps:
-    """ResNet50 on several GPUs, a process on each, whose gradients NCCL sums; started as torchrun starts it."""
+def join_ranks(device: str) -> int:
+    """Makes this process one of the ranks that torchrun's variables name; returns which."""
     import torch
-    import torchvision
-    from torch.nn.parallel import DistributedDataParallel
 
-    yield
-    device = torch_device()
     rank = int(os.environ["LOCAL_RANK"])
     if device == "cuda":
         torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return rank
+
+
+def torch_ddp_resnet50(tiny: bool) -> Steps:
+    """ResNet50 on several GPUs, a process on each, whose gradients NCCL sums; started as torchrun starts it."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    sys.path.append(str(DEMO))
+    from workloads import resnet50
+
+    yield
+    device = torch_device()
+    rank = join_ranks(device)
     batch, side = (2, 32) if tiny else (32, 224)
     images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    model = torchvision.models.resnet50(weights=None).to(device, memory_format=torch.channels_last)
+    model = resnet50().to(device, memory_format=torch.channels_last)
     model = DistributedDataParallel(model, device_ids=[rank] if device == "cuda" else None)
     yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
 

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,12 @@ from typing import Any
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 
 
-def main() -> int:
-    """Entry point."""
+def main(made: Callable[[str, bool], Any] | None = None) -> int:
+    """Entry point.
+
+    Args:
+        made: Makes the server of a name, whether simulated or not, in place of those that are known here.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="a server")
     parser.add_argument("--regions", action="store_true")
@@ -52,7 +57,9 @@ def main() -> int:
     answer({"event": "imported", "pid": os.getpid()})
     if json.loads(sys.stdin.readline() or '{"command": "quit"}')["command"] != "build":
         return 0
-    requests = {args.name: loads.latency_workload(args.name) if args.simulate else server(args.name)}
+    if made is None:
+        made = lambda name, simulate: (loads.latency_workload if simulate else server)(name)  # noqa: E731
+    requests = {args.name: made(args.name, args.simulate)}
     steps = {}
     if args.best_effort:
         steps = {args.best_effort: loads.best_effort_workload(args.best_effort)}

@@ -10,9 +10,7 @@ ci              how long CI took: --ci-s, or --ci-log with what scripts/test.sh 
 
 from __future__ import annotations
 
-import itertools
 import re
-import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,8 +21,20 @@ from cudasched.demo.harness import HEAD_START_S, Child, HarnessError, Pool, Run,
 
 from benchmarks import meta
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.lab.processes import Processes, ask, brief, built, in_processes, latencies, p99, served
-from benchmarks.lab.programs import counted, per_second
+from benchmarks.lab.processes import (
+    HANG_S,
+    Processes,
+    ask,
+    brief,
+    built,
+    in_processes,
+    latencies,
+    p99,
+    ranks_environment,
+    served,
+    trained,
+)
+from benchmarks.lab.programs import counted
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Goals, Session
 
@@ -38,8 +48,6 @@ SUSTAINED_STEPS = 1000
 JOIN_S = 0.15
 #: Processes of a backlog that are built at once, while the GPU is idle: so many starts.
 BATCH = 10
-#: Training that has not come to a reading of its loss for so long hangs, s.
-HANG_S = 30.0
 
 #: The figures in the order of the results: the goal, and whether less or more is better.
 GOALS: Goals = {
@@ -295,7 +303,7 @@ def measure_ddp(lab: Processes) -> None:
     if "ddp/best_effort_alone" not in done:
         lab.session.need(20.0 + alone_s)
         ranks = _ranks(lab, devices, None)
-        per_s, _ = _trained(ranks[0], alone_s, lambda: time.sleep(alone_s + HEAD_START_S))
+        per_s, _ = trained(ranks[0], alone_s, lambda: time.sleep(alone_s + HEAD_START_S))
         lab.session.store.keep("ddp/best_effort_alone", per_s * lab.session.backend.scale)
         lab.session.say(f"ddp best_effort_alone: {per_s * lab.session.backend.scale:.1f}/s")
         lab.end(*ranks)
@@ -310,7 +318,7 @@ def measure_ddp(lab: Processes) -> None:
         ]
         built(*servers)
         answers: list[list[list[float]]] = []
-        per_s, gap_s = _trained(
+        per_s, gap_s = trained(
             ranks[0],
             options.ddp_seconds,
             lambda: answers.append(latencies(servers, options.ddp_seconds, seed=1 + run)),  # noqa: B023
@@ -330,36 +338,14 @@ def measure_ddp(lab: Processes) -> None:
 
 def _ranks(lab: Processes, devices: Sequence[str], client_class: str | None) -> list[Child]:
     """Training across the GPUs, running: a process on each, with what torchrun puts into its environment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(len(devices)):
-        environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(len(devices)),
-            "LOCAL_WORLD_SIZE": str(len(devices)),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "CUDA_VISIBLE_DEVICES": ",".join(devices),
-        }
+    ranks, first = [], ranks_environment(devices)
+    for rank in map(str, range(len(devices))):
+        environment = {**first, "RANK": rank, "LOCAL_RANK": rank}
         ranks.append(lab.program("torch_ddp_resnet50", client_class, table="ddp", environment=environment))
     built(*ranks)
     for child in ranks:
         ask(child, "start")
     return ranks
-
-
-def _trained(first: Child, seconds: float, meanwhile: Callable[[], object]) -> tuple[float, float]:
-    """Steps a second of the first rank in the seconds after the head start, and its longest time without a reading."""
-    start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
-    until_ns = start_ns + int(seconds * 1e9)
-    meanwhile()
-    readings = ask(first, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
-    times_ns = [start_ns, *(at for at, _ in readings), until_ns]
-    gap_s = max(later - earlier for earlier, later in itertools.pairwise(times_ns)) / 1e9
-    return per_second(readings), gap_s
 
 
 def find_ddp(done: Done) -> Found:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +17,8 @@ from benchmarks.lab.session import Session
 BREADTH = Path(__file__).parents[1] / "breadth"
 START_TIMEOUT_S = 180.0
 ANSWER_S = 60.0
+#: Training that comes to no reading of its loss for so long hangs.
+HANG_S = 30.0
 #: Programs of the breadth benchmark and the simulated loads that stand for them in a rehearsal.
 SIMULATED = {"transformers_llama": "transformer", "torch_long_kernels": "gemm", "torch_ddp_resnet50": "resnet50"}
 
@@ -109,13 +113,10 @@ def built(*children: Child) -> None:
         child.answer(START_TIMEOUT_S, "ready")
 
 
-def served(
+def serve(
     children: Sequence[Child], seconds: float, seed: int, rate_hz: float = 60.0, head_start_s: float = HEAD_START_S
-) -> list[dict[str, Any]]:
-    """Has servers answer requests at random, all at once; returns their answers (cudasched/demo/client.py).
-
-    A request that there was no time for counts with the time that it has waited.
-    """
+) -> None:
+    """Has servers answer requests at random, all at once."""
     start_ns = time.monotonic_ns() + int(head_start_s * 1e9)
     for number, child in enumerate(children):
         child.tell(
@@ -128,12 +129,61 @@ def served(
             hint_ms=0.0,
             slo_ms=0.0,
         )
+
+
+def served(children: Sequence[Child], seconds: float, seed: int, **more: float) -> list[dict[str, Any]]:
+    """The same, and the servers' answers (cudasched/demo/client.py).
+
+    A request that there was no time for counts with the time that it has waited.
+    """
+    serve(children, seconds, seed, **more)
     return [child.answer(seconds + ANSWER_S) for child in children]
 
 
 def latencies(children: Sequence[Child], seconds: float, seed: int, **more: float) -> list[list[float]]:
     """The latencies of the same, ms."""
     return [answer["latency"]["bert_graph"]["latency_ms"] for answer in served(children, seconds, seed, **more)]
+
+
+def ranks_environment(devices: Sequence[str]) -> dict[str, str]:
+    """What torchrun gives the first of the processes that run on devices, one on each; NVLink multicast is off."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    count = str(len(devices))
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "NCCL_NVLS_ENABLE": "0",
+    }
+
+
+def trained(first: Child, seconds: float, meanwhile: Callable[[], object]) -> tuple[float, float]:
+    """Steps a second of the first rank in the seconds after the head start, and its longest time without a reading."""
+    start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
+    until_ns = start_ns + int(seconds * 1e9)
+    meanwhile()
+    readings = ask(first, "readings", from_ns=start_ns, until_ns=until_ns)["readings"]
+    times_ns = [start_ns, *(at for at, _ in readings), until_ns]
+    gap_s = max(later - earlier for earlier, later in itertools.pairwise(times_ns)) / 1e9
+    return per_second(readings), gap_s
+
+
+def per_second(readings: Sequence[Sequence[int]]) -> float:
+    """Steps a second from the first to the last reading.
+
+    Raises:
+        ValueError: There are not two.
+    """
+    if len(readings) < 2:
+        raise ValueError(f"{len(readings)} readings of the loss in the cell, where two are needed: use longer cells")
+    (began_ns, first), (ended_ns, last) = readings[0], readings[-1]
+    return (last - first) / ((ended_ns - began_ns) / 1e9)
 
 
 def brief(latency_ms: Sequence[float]) -> str:

@@ -27,7 +27,7 @@ from benchmarks.figures import best_effort_of_time_slices
 from benchmarks.lab.fleet import SIMULATED_SERVERS, Fleet, Place
 from benchmarks.lab.intervals import LEAST_FOR_P99
 from benchmarks.lab.pairs import configured_lead_us
-from benchmarks.lab.processes import ANSWER_S
+from benchmarks.lab.processes import ANSWER_S, per_second
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import ColocationRow, Results
 
@@ -430,18 +430,6 @@ class Runner:
                 self.fleet.retire(server, grace_s=0.0)
             raise
         return result
-
-
-def per_second(readings: Sequence[Sequence[int]]) -> float:
-    """Steps a second from the first to the last reading.
-
-    Raises:
-        ValueError: There are not two.
-    """
-    if len(readings) < 2:
-        raise ValueError(f"{len(readings)} readings of the loss in the cell, where two are needed: use longer cells")
-    (began_ns, first), (ended_ns, last) = readings[0], readings[-1]
-    return (last - first) / ((ended_ns - began_ns) / 1e9)
 
 
 def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:

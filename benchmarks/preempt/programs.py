@@ -50,15 +50,10 @@ extern "C" __global__ void follow(cudaGraphConditionalHandle condition, unsigned
 BLOCKS_PER_SM, THREADS, FACTOR, SUMMAND = 2, 1024, 0.999, 0.001
 
 
-def torch_llama_layers(tiny: bool) -> Steps:
-    """Two layers of an 8B Llama, trained on four sequences of 4,096 tokens."""
-    import torch
+def llama_layer(width: int, inner: int, heads: int, groups: int) -> Any:
+    """A layer of a Llama, for (batch, tokens, width)."""
     from torch import nn
     from torch.nn import functional
-
-    yield
-    device = torch_device()
-    width, inner, heads, groups, batch, length = (64, 128, 4, 2, 2, 16) if tiny else (4096, 14_336, 32, 8, 4, 4096)
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -70,17 +65,29 @@ def torch_llama_layers(tiny: bool) -> Steps:
             self.down = nn.Linear(inner, width, bias=False)
 
         def forward(self, x: Any) -> Any:
-            qkv = self.qkv(self.norm1(x)).view(batch, length, heads + 2 * groups, width // heads).transpose(1, 2)
+            qkv = self.qkv(self.norm1(x)).unflatten(-1, (heads + 2 * groups, width // heads)).transpose(1, 2)
             q, k, v = qkv.split([heads, groups, groups], dim=1)
             k, v = (each.repeat_interleave(heads // groups, dim=1) for each in (k, v))
             seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+            x = x + self.out(seen.transpose(1, 2).flatten(2))
             y = self.norm2(x)
             return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
+    return Layer()
+
+
+def torch_llama_layers(tiny: bool) -> Steps:
+    """Two layers of an 8B Llama, trained on four sequences of 4,096 tokens."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    yield
+    device = torch_device()
+    width, inner, heads, groups, batch, length = (64, 128, 4, 2, 2, 16) if tiny else (4096, 14_336, 32, 8, 4, 4096)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with torch.device(device):
-        model = nn.Sequential(Layer(), Layer()).to(dtype)
+        model = nn.Sequential(*(llama_layer(width, inner, heads, groups) for _ in range(2))).to(dtype)
         inputs = torch.randn(batch, length, width, dtype=dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     while True:

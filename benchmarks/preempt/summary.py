@@ -219,7 +219,7 @@ class Promise:
         ]
 
 
-def _ends(percentile: Literal["p50", "p99"], in_ms: bool) -> Callable[[Group, str], Interval | None]:
+def ends_of(percentile: Literal["p50", "p99"], in_ms: bool) -> Callable[[Group, str], Interval | None]:
     """The interval of a percentile over alone, or by how much it is above alone, ms, where requests have one."""
 
     def ends(group: Group, arm: str) -> Interval | None:
@@ -245,12 +245,12 @@ PROMISES = {
     f"{arm}_{name}": replace(promise, arms=(arm,))
     for arm in PROMISED
     for name, promise in {
-        "p99_excess_ms_median": Promise("main", excess, 0.30, ends=_ends("p99", in_ms=True)),
-        "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max, ends=_ends("p99", in_ms=True)),
-        "p99_ratio_median": Promise("main", long_ratio, 1.25, ends=_ends("p99", in_ms=False)),
-        "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max, ends=_ends("p99", in_ms=False)),
-        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15, ends=_ends("p50", in_ms=True)),
-        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max, ends=_ends("p50", in_ms=True)),
+        "p99_excess_ms_median": Promise("main", excess, 0.30, ends=ends_of("p99", in_ms=True)),
+        "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max, ends=ends_of("p99", in_ms=True)),
+        "p99_ratio_median": Promise("main", long_ratio, 1.25, ends=ends_of("p99", in_ms=False)),
+        "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max, ends=ends_of("p99", in_ms=False)),
+        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15, ends=ends_of("p50", in_ms=True)),
+        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max, ends=ends_of("p50", in_ms=True)),
         "best_effort_median": Promise("main", share, 0.99, "more"),
         "best_effort_worst": Promise("main", share, 0.96, "more", min),
         "excess_of_before": Promise("main", of_before, 0.3),
@@ -285,14 +285,14 @@ def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
         kinds = {kind for each in told for kind in each["checked"]}
         changed = {kind for each in told for kind in each["changed"]}
         made += [
-            _summed("bits_failed", [float(kind in changed) for kind in kinds], 0.0),
-            _summed("soak_failures", [float(len(each["failures"])) for each in told], 0.0),
-            _summed("soak_gpu_minutes", [each["seconds"] / 60 for each in told], 30.0, "more"),
+            summed("bits_failed", [float(kind in changed) for kind in kinds], 0.0),
+            summed("soak_failures", [float(len(each["failures"])) for each in told], 0.0),
+            summed("soak_gpu_minutes", [each["seconds"] / 60 for each in told], 30.0, "more"),
         ]
     return Results(meta=results.meta, rows=made)
 
 
-def _summed(name: str, values: Sequence[float], goal: float, better: Literal["less", "more"] = "less") -> FigureRow:
+def summed(name: str, values: Sequence[float], goal: float, better: Literal["less", "more"] = "less") -> FigureRow:
     return FigureRow.judged(
         figure=name,
         value=sum(values),

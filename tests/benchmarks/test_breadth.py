@@ -30,8 +30,9 @@ from benchmarks.breadth.summary import (
 from benchmarks.colocation.cells import KERNELS, Cell, CellFile, Outcome, cells_path
 from benchmarks.figures import best_effort_of_time_slices
 from benchmarks.lab.fleet import Place
+from benchmarks.lab.processes import per_second
 from benchmarks.lab.programs import counted as counted_between
-from benchmarks.lab.programs import per_second, results
+from benchmarks.lab.programs import results
 from benchmarks.lab.run import TIME_RAN_OUT, main, run
 from benchmarks.results.schema import RESULTS, load
 
