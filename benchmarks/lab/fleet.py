@@ -21,7 +21,11 @@ from benchmarks.lab.processes import ANSWER_S, BREADTH, START_TIMEOUT_S
 
 #: On the simulated driver, these stand for programs and servers.
 SIMULATED_PROGRAMS = ("transformer", "resnet50", "elementwise", "bert_training")
-SIMULATED_SERVERS = {"vit_graph": "mlp", "recommender": "resnet50_b4", "decode_short": "gpt_decode"}
+SIMULATED_SERVERS = {
+    **dict.fromkeys(("vit_graph", "tensor_parallel_graph", "tensor_parallel_eager"), "mlp"),
+    "recommender": "resnet50_b4",
+    "decode_short": "gpt_decode",
+}
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ MODULES = {
     "host_bound": "host_bound.benchmark",
     "host_bound_simulated": "host_bound.benchmark:SIMULATED",
     "core": "core.benchmark",
+    "several_gpus": "several_gpus.benchmark",
     "observe": "observe.benchmark",
     "tracing": "observe.tracing",
     "events": "predictor.events",

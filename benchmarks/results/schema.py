@@ -30,6 +30,8 @@ LatencyLoad = Literal[
     "decode_short",
     "vit_graph",
     "recommender",
+    "tensor_parallel_graph",
+    "tensor_parallel_eager",
 ]
 #: Loads of the colocation benchmark, and programs of the breadth benchmark, which begin with their library.
 _PROGRAM = r"(torch|torchvision|transformers|cupy|jax|triton)_\w+"
@@ -93,6 +95,7 @@ class ColocationRow(Strict):
         other_latency: Latency loads that run at once, joined by +.
         scene: Where the same loads and arms are measured in several surroundings, which of them.
         repeat: Which, where each repeat has rows of its own.
+        gpus: How many best effort runs on, where these are several.
         bound_p99_ms: The physical bound (bound.py).
         bound_from: What the remainder of a kernel is added to: requests of the hinted arm, or of the arm alone.
         best_effort_per_s: Items a second; of several loads, the seconds of GPU time in a second's items.
@@ -127,6 +130,7 @@ class ColocationRow(Strict):
     other_latency: str = ""
     scene: str = ""
     repeat: int | None = None
+    gpus: Annotated[int, Field(gt=0)] | None = None
     best_effort_load: BestEffortLoads
     arrivals: ArrivalKind
     rate_hz: Positive

@@ -1,0 +1,1 @@
+"""Training across several GPUs beside servers on one and on two of them."""
