@@ -25,11 +25,11 @@ from typing import Any
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
 
 
-def main(made: Callable[[str, bool], Any] | None = None) -> int:
+def main(made: Callable[[str], Any] | None = None) -> int:
     """Entry point.
 
     Args:
-        made: Makes the server of a name, whether simulated or not, in place of those that are known here.
+        made: Makes a server by its name; those of this benchmark by default.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="a server")
@@ -53,13 +53,13 @@ def main(made: Callable[[str, bool], Any] | None = None) -> int:
         import simulated as loads
     else:
         import workloads as loads
-        from servers import server
+
+        if made is None:
+            from servers import server as made
     answer({"event": "imported", "pid": os.getpid()})
     if json.loads(sys.stdin.readline() or '{"command": "quit"}')["command"] != "build":
         return 0
-    if made is None:
-        made = lambda name, simulate: (loads.latency_workload if simulate else server)(name)  # noqa: E731
-    requests = {args.name: made(args.name, args.simulate)}
+    requests = {args.name: loads.latency_workload(args.name) if args.simulate else made(args.name)}
     steps = {}
     if args.best_effort:
         steps = {args.best_effort: loads.best_effort_workload(args.best_effort)}

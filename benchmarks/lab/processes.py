@@ -159,6 +159,7 @@ def ranks_environment(devices: Sequence[str]) -> dict[str, str]:
         "RANK": "0",
         "LOCAL_RANK": "0",
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "OMP_NUM_THREADS": "1",
         "NCCL_NVLS_ENABLE": "0",
     }
 

@@ -30,6 +30,7 @@ from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session, report
 from benchmarks.preempt.programs import PROGRAMS
 from benchmarks.preempt.summary import arms_of, every_table, figures, results
+from benchmarks.results.schema import Results
 from benchmarks.tables import core_table
 
 HERE = Path(__file__).parent
@@ -214,8 +215,12 @@ class PreemptRunner(Runner):
 def written(cells: CellFile, out: Path, soak: Sequence[Path] = ()) -> None:
     """Writes rows and figures of cells, and prints them."""
     made = results(cells)
+    write(cells, out, made, figures(made, soak))
+
+
+def write(cells: CellFile, out: Path, made: Results, found: Results) -> None:
+    """Writes rows, and figures beside them, and prints both."""
     report(cells, out, made, (every_table,))
-    found = figures(made, soak)
     if found.rows:
         found.write(out.with_name(f"{out.stem}_figures.json"))
         print(core_table(found))

@@ -63,15 +63,6 @@ def tensor_parallel(name: str) -> Any:
         return Requests(model, torch.randn(1, tokens, width, dtype=dtype), name.endswith("_graph"), own_stream=False)
 
 
-def made(name: str, simulate: bool) -> Any:
-    """A rank's requests."""
-    if not simulate:
-        return tensor_parallel(name)
-    import simulated
-
-    return simulated.latency_workload(name)
-
-
 class Led:
     """The requests of rank 0, each of which is one of every rank."""
 
@@ -92,28 +83,27 @@ class Led:
         return self._own.timed_step()
 
 
-def steps(name: str, simulate: bool) -> Iterator[None]:
+def steps(name: str) -> Iterator[None]:
     """What another rank does for each byte: it builds, then serves."""
-    if not simulate:
-        import torch  # noqa: F401  before rank 0 builds
+    import torch  # noqa: F401  before rank 0 builds
+
     yield
-    own = made(name, simulate)
+    own = tensor_parallel(name)
     gc.disable()  # as rank 0 does while it serves
-    with own.context():
-        while True:
-            yield
-            own.step()
-            own.synchronize()
+    while True:
+        yield
+        own.step()
+        own.synchronize()
 
 
 if __name__ == "__main__":
     if os.environ["RANK"] != "0":
-        follow(steps(sys.argv[1], "--simulate" in sys.argv))
+        follow(steps(sys.argv[1]))
     ranks = Ranks()
 
-    def built(name: str, simulate: bool) -> Led:
+    def built(name: str) -> Led:
         """Rank 0's requests, once all ranks build theirs."""
         ranks.step()
-        return Led(ranks, made(name, simulate))
+        return Led(ranks, tensor_parallel(name))
 
     sys.exit(server.main(built))
