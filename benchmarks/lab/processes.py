@@ -146,7 +146,7 @@ def latencies(children: Sequence[Child], seconds: float, seed: int, **more: floa
 
 
 def ranks_environment(devices: Sequence[str]) -> dict[str, str]:
-    """What torchrun gives the first of the processes that run on devices, one on each; NVLink multicast is off."""
+    """The environment that torchrun gives rank 0 of one rank a device, with NVLink multicast off."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

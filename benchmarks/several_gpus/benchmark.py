@@ -1,10 +1,14 @@
 """Training across several GPUs beside servers on one and on two of them, in every arm, and beside servers that die.
 
 A scene `gpus_N` for each N in 2, 4 and 8 that the machine has, or `--gpus` allows: `bert_graph` is on the first GPU,
-`tensor_parallel_graph` on the first two. `tensor_parallel_eager`, the same without a graph, is measured where
-`--servers` names it. `kills` needs four GPUs: on two of them one GPU's server after another is killed and started
-anew beside training, on the other two the same training is undisturbed; each run is a piece of `--kill-minutes`. The
-figures go into NAME_figures.json.
+`tensor_parallel_graph` on the first two. `tensor_parallel_eager`, the same without a graph, runs where `--servers`
+names it. On four GPUs two runs at once measure `gpus_2`, a program each, and `merge` puts them together:
+
+    CUDA_VISIBLE_DEVICES=0,1 python -m benchmarks run several_gpus --scene gpus_2 --only torch_ddp_resnet50 --out a.json
+
+`kills` needs four GPUs. On two of them one server after another dies beside training, and the next one takes its
+place; on the other two nothing disturbs the same training. Each run is a piece of `--kill-minutes`. The figures go into
+NAME_figures.json.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ KILL_GPUS, READINGS = 2, 3
 
 @cache
 def gpus(backend: str) -> Sequence[str]:
-    """What CUDA_VISIBLE_DEVICES may name; in a rehearsal ranks share a device."""
+    """The names that CUDA_VISIBLE_DEVICES may have; in a rehearsal all ranks share one device."""
     return [str(number) for number in range(2 * KILL_GPUS)] if backend == "simulated" else meta.gpus()
 
 
@@ -117,12 +121,12 @@ class SeveralRunner(Runner):
         return self.options.seconds or round(share * self.options.requests * SPARE / self.options.rate, 2)
 
     def build_s(self, program: str) -> float:
-        """What building a program's processes takes, about."""
+        """The time to build the ranks of all modes, about."""
         return BUILD_S
 
 
 def measure(session: Session) -> None:
-    """What is chosen; raises OutOfTimeError."""
+    """Measures the chosen groups; raises OutOfTimeError."""
     if {*PROGRAMS} & {name.partition("/")[0] for name in session.options.only}:
         SeveralRunner.measure(session)
     if KILLS in session.options.only:

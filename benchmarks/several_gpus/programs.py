@@ -3,7 +3,7 @@
 The environment is that which torchrun gives rank 0. Run by path, as benchmarks/breadth/program.py is.
 """
 
-# What type checkers see of torch depends on whether and which torch is installed.
+# Types of torch depend on whether and which torch is installed.
 # mypy: ignore-errors
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A server of two ranks, one process a GPU, each with half of every layer: NCCL sums what the halves give.
+"""A server of two ranks, one process a GPU, each with half of every layer: NCCL sums the halves.
 
 Rank 0 is driven as benchmarks/breadth/server.py is, and run by path like it.
 """
 
-# What type checkers see of torch depends on whether and which torch is installed.
+# Types of torch depend on whether and which torch is installed.
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Led:
 
 
 def steps(name: str) -> Iterator[None]:
-    """What another rank does for each byte: it builds, then serves."""
+    """The steps of another rank: it builds, then serves a request a step."""
     import torch  # noqa: F401  before rank 0 builds
 
     yield

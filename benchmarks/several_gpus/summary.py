@@ -1,4 +1,4 @@
-"""What the cells of several GPUs say: rows with the number of GPUs, and the figures that are promised."""
+"""Rows with the number of GPUs, and the figures that are promised."""
 
 from __future__ import annotations
 
