@@ -170,15 +170,13 @@ void Gate::forget_context(CUcontext context) noexcept {
 
 // The caller holds lock_.
 void Gate::note_length(const predict::Launch& launch, std::int64_t duration_ns) noexcept {
-  if (duration_ns <= std::min(machine_.long_ns(), schedule::BlockLength::kLongNs)) return;
+  if (duration_ns <= schedule::BlockLength::kLongNs) return;
   const auto at_once =
       static_cast<std::uint64_t>(device_.sm_count) * static_cast<std::uint64_t>(device_.max_threads_per_sm);
   if (schedule::BlockLength::longest_ns(duration_ns, launch.blocks() * launch.threads_per_block(), at_once) >
       schedule::BlockLength::kLongNs) {
     long_block_ns_.store(now_ns(), std::memory_order_relaxed);
   }
-  if (duration_ns <= machine_.long_ns()) return;
-  long_seen_ns_.store(now_ns(), std::memory_order_relaxed);
   if (duration_ns > longest_ns()) longest_ns_.store(duration_ns, std::memory_order_relaxed);
 }
 

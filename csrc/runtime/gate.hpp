@@ -126,18 +126,16 @@ class Gate {
   Progress progress() const noexcept { return progress_; }
 
   // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. The time in flight then
-  // needs no bound. Nor need the gate hold long kernels under the default policy. Between short kernels the gate saves
-  // changes of context for requests that queue behind one another. The ticker's.
-  void step_aside(bool interrupted, std::int64_t now_ns) noexcept {
+  // needs no bound, and under the default policy the gate holds nothing. The ticker's.
+  void step_aside(bool interrupted) noexcept {
     interrupted_.store(interrupted, std::memory_order_relaxed);
-    const bool has_long = now_ns - long_seen_ns_.load(std::memory_order_relaxed) < kLongAgoNs;
-    aside_.store(interrupted && has_long && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    aside_.store(interrupted && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
   // When a kernel of long thread blocks was launched last; 0: never. Any thread.
   std::int64_t long_block_ns() const noexcept { return long_block_ns_.load(std::memory_order_relaxed); }
 
-  // The longest launch so far of those longer than `long_us`; 0: none is. Any thread.
+  // The longest launch so far of those longer than BlockLength::kLongNs; 0: none is. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
 
   // A latency client is there: launches are held.
@@ -180,8 +178,6 @@ class Gate {
   std::int64_t in_flight_ns() noexcept;
 
  private:
-  static constexpr std::int64_t kLongAgoNs =
-      10'000'000'000;  // a program that has launched no long kernel since has none
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
 
   void note_length(const predict::Launch& launch, std::int64_t duration_ns) noexcept;
@@ -215,7 +211,6 @@ class Gate {
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
   std::atomic<std::int64_t> long_block_ns_{0};
-  std::atomic<std::int64_t> long_seen_ns_{-kLongAgoNs};  // when a launch longer than `long_us` was admitted
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of an unknown kernel
   int ordinal_ = 0;

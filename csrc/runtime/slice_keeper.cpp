@@ -51,7 +51,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     us = std::max(us, device.slice_us(now));
     has_short_blocks = device.has_short_blocks(now) && has_short_blocks;
     // Where requests are announced, the gate has the GPU clear when they come.
-    device.gate.step_aside(slices_on && !setting_ && !device.announced(now), now);
+    device.gate.step_aside(slices_on && !setting_ && !device.announced(now));
   });
   state_ = !best_effort     ? State::kUnused
            : setting_ == 0U ? State::kSetOff

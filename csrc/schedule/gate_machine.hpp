@@ -250,7 +250,6 @@ class GateMachine {
   Neighbours& neighbours() noexcept { return neighbours_; }
   const Neighbours& neighbours() const noexcept { return neighbours_; }
   const Lead& lead() const noexcept { return lead_; }
-  std::int64_t long_ns() const noexcept { return settings_.long_ns; }
   // The owner of the GPU since the last decision.
   Ledger::Gpu gpu() const noexcept;
 
