@@ -168,15 +168,18 @@ void Gate::forget_context(CUcontext context) noexcept {
   machine_.forget();
 }
 
-// The caller holds lock_.
-void Gate::note_length(const predict::Launch& launch, std::int64_t duration_ns) noexcept {
-  if (duration_ns <= schedule::BlockLength::kLongNs) return;
+// Both: the caller holds lock_.
+void Gate::note_blocks(const predict::Launch& launch, std::int64_t duration_ns) noexcept {
+  using schedule::BlockLength;
+  if (duration_ns <= BlockLength::kLongNs) return;
   const auto at_once =
       static_cast<std::uint64_t>(device_.sm_count) * static_cast<std::uint64_t>(device_.max_threads_per_sm);
-  if (schedule::BlockLength::longest_ns(duration_ns, launch.blocks() * launch.threads_per_block(), at_once) >
-      schedule::BlockLength::kLongNs) {
-    long_block_ns_.store(now_ns(), std::memory_order_relaxed);
-  }
+  const std::uint64_t threads = launch.blocks() * launch.threads_per_block();
+  if (BlockLength::longest_ns(duration_ns, threads, at_once) <= BlockLength::kLongNs) return;
+  long_block_ns_.store(now_ns(), std::memory_order_relaxed);
+}
+
+void Gate::note_length(std::int64_t duration_ns) noexcept {
   if (duration_ns > longest_ns()) longest_ns_.store(duration_ns, std::memory_order_relaxed);
 }
 
@@ -201,7 +204,8 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   if (ledger.launches() == 0) ledger.look(now_ns(), machine_.gpu());
   const bool is_much = !interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found);
   if (is_much && hold_ungated(call, found, count, waiver, lock)) return admit_gated(call, count, waiver);
-  if (found.proven) note_length(call, found.duration_ns);
+  note_blocks(call, found.likely_ns);
+  if (found.proven) note_length(found.duration_ns);
   if (found.is_collective) machine_.neighbours().collective_submitted(now_ns());
   Pass pass;
   const schedule::Ledger::Entry entry = machine_.submit_ungated(stream, key, found, pass);
@@ -386,7 +390,8 @@ CUevent Gate::enter(const queue::Call& call, const predict::Prediction& predicti
                     const schedule::GateMachine::Launch& launch, Pass& pass, std::int64_t now) noexcept {
   schedule::Ledger& ledger = machine_.ledger();
   const bool with_events = launch.tells_lead;
-  note_length(call, prediction.duration_ns);
+  note_blocks(call, prediction.duration_ns);
+  note_length(prediction.duration_ns);
   const bool beside_others = ledger.holds_others(launch.stream);
   const bool times = with_events && sampler_.times(call, prediction);
   if (times) mark_tail(call.stream);

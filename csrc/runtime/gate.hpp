@@ -135,7 +135,7 @@ class Gate {
   // When a kernel of long thread blocks was launched last; 0: never. Any thread.
   std::int64_t long_block_ns() const noexcept { return long_block_ns_.load(std::memory_order_relaxed); }
 
-  // The longest launch so far of those longer than BlockLength::kLongNs; 0: none is. Any thread.
+  // The longest launch so far. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
 
   // A latency client is there: launches are held.
@@ -180,7 +180,8 @@ class Gate {
  private:
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
 
-  void note_length(const predict::Launch& launch, std::int64_t duration_ns) noexcept;
+  void note_blocks(const predict::Launch& launch, std::int64_t duration_ns) noexcept;
+  void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   [[gnu::noinline]] bool hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found,

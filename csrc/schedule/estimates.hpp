@@ -45,13 +45,15 @@ class Estimates {
     bool known = false;   // else ask the predictor and note() it
     bool proven = false;  // else it wants a marker of its own, and observe() when that is complete
     bool is_collective = false;
+    std::int64_t likely_ns = 0;  // the estimate, proven or not
   };
 
   Found find(std::uint64_t key) const noexcept {
     const Place& place = places_[key % kPlaces];
     if (place.key != key) return {};
     const bool proven = place.proven == epoch_;
-    return {proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, proven, place.is_collective};
+    return {proven ? place.duration_ns : std::max(place.duration_ns, kUnprovenNs), true, proven, place.is_collective,
+            place.duration_ns};
   }
 
   void note(std::uint64_t key, std::int64_t duration_ns, bool is_collective = false) noexcept {

@@ -50,6 +50,20 @@ def test_programs_of_other_classes_keep_the_drivers(stage: Stage) -> None:
         assert (clients()[program.pid].time_slice, clients()[program.pid].time_slice_us) == ("", None)
 
 
+@pytest.mark.parametrize(("preemption", "us"), [("auto", 2), ("block", 20), ("instruction", 2), ("auto", 20)])
+def test_kernels_stop_between_blocks_where_these_are_short(stage: Stage, preemption: str, us: int) -> None:
+    # A kernel has one block, which takes 20 times as long here.
+    between = preemption == "block" or (preemption == "auto" and us == 2)
+    train = stage.run("best_effort", **PATIENT, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION=preemption)
+    train.call("gpu = Gpu()")
+    said = "it is interrupted where they end"
+    for _ in range(20 if between else 4):
+        train.call(f"gpu.launch(20, us={us}); gpu.synchronize(); time.sleep(0.4)")
+        if said in train.stderr:
+            break
+    assert (said in train.stderr) == between
+
+
 def test_the_length_can_be_set(stage: Stage) -> None:
     has_slice(trainer(stage, CUDASCHED_TIME_SLICE_US="300"), 300)
 
