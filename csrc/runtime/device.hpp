@@ -71,7 +71,7 @@ class Device {
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
   // No kernel of this process has had long thread blocks for a while. The ticker's.
   bool has_short_blocks(std::int64_t now_ns) noexcept {
-    return block_length_.are_short(now_ns, gate.progress().completions != 0, gate.long_block_ns());
+    return block_length_.are_short(now_ns, gate.progress().completions, gate.long_block_ns());
   }
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;

@@ -52,10 +52,10 @@ def test_a_request_of_a_bare_program_interrupts_a_kernel_that_runs(start: Start)
 def test_kernels_stop_between_blocks_where_these_are_short(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of 10 us, and of 10 ms, whose blocks are as long."""
     monkeypatch.setenv("CUDASCHED_LOG", "info")
-    assert "it is interrupted where they end" in finish(start("trainer.py", "4", client_class="best-effort"))
+    assert "it is interrupted where they end" in finish(start("trainer.py", "8", client_class="best-effort"))
     long = start("interrupted.py", "kernels", client_class="best-effort")
     line_of(long, "ready")
-    time.sleep(4)
+    time.sleep(8)
     long.kill()
     assert "where they end" not in long.communicate()[0]
 
