@@ -39,8 +39,8 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 11;
-static_assert(sizeof(Counts) == 13'944, "other counts (counts.inc) are another layout: change kLayoutVersion, too");
+inline constexpr std::uint32_t kLayoutVersion = 12;
+static_assert(sizeof(Counts) == 13'952, "other counts (counts.inc) are another layout: change kLayoutVersion, too");
 inline constexpr int kTurnSlotShift = 56;
 inline constexpr std::uint32_t kOwnPolicy = 255;
 inline constexpr std::uint32_t kEvenWeightMilli = 1000;

@@ -64,6 +64,13 @@ inline bool is_capturing(CUstream stream) noexcept {
   return table().cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+// CU_MEMORYTYPE_... of the memory at an address; 0: the driver does not know it, as pageable memory.
+inline unsigned memory_type(CUdeviceptr address) noexcept {
+  unsigned type = 0;
+  const CUresult status = table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  return status == CUDA_SUCCESS ? type : 0;
+}
+
 // "GPU-xxxxxxxx-xxxx-...", or "MIG-..." for a MIG instance, as nvidia-smi prints it. Throws DriverError.
 std::string device_uuid(CUdevice device);
 std::string device_name(CUdevice device);

@@ -99,11 +99,9 @@ Devices devices_of(CUstream stream) noexcept {
 // Those that can use the memory: of host and managed memory all.
 Devices devices_of(CUdeviceptr address) noexcept {
   if (state.one_device) return kAllDevices;
-  unsigned type = 0;
   unsigned managed = 1;
   int device = -1;
-  if (driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
-      type != CU_MEMORYTYPE_DEVICE ||
+  if (driver::memory_type(address) != CU_MEMORYTYPE_DEVICE ||
       driver::table().cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS ||
       managed != 0 ||
       driver::table().cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS) {
@@ -165,11 +163,7 @@ CUresult defer_or(CUstream stream, CUevent event, Push&& push, Direct&& direct,
 }
 
 // The driver reads and writes pageable memory before such a call returns.
-bool is_pageable(CUdeviceptr address) noexcept {
-  unsigned type = 0;
-  return driver::table().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) != CUDA_SUCCESS ||
-         type == 0;
-}
+bool is_pageable(CUdeviceptr address) noexcept { return driver::memory_type(address) == 0; }
 
 CUresult copy(const Operation::Copy& what, CUstream stream) noexcept {
   Operation operation;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
@@ -12,6 +14,8 @@
 #include "driver/driver.hpp"
 
 namespace cudasched::queue {
+
+using Direction = Operation::Direction;
 
 Launcher::Launcher(Ring& ring, SpinLock& push_lock, Mailbox& mailbox, Admission& admission) noexcept
     : ring_(ring), push_lock_(push_lock), mailbox_(mailbox), admission_(admission) {
@@ -113,7 +117,9 @@ void Launcher::consume(const Operation& operation, bool gated) {
   CUresult status = make_current(operation.context);
   if (status == CUDA_SUCCESS) {
     status = operation.kind == Operation::Kind::kGraph ? submit_graph(operation, position, gated)
-                                                       : submit(operation, position, gated && operation.is_launch());
+             : operation.kind == Operation::Kind::kCopy && gated
+                 ? submit_copy(ring_.at(position), position)
+                 : submit(operation, position, gated && operation.is_launch());
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
   pass(gated);
@@ -130,8 +136,9 @@ void Launcher::pass(bool gated) noexcept {
 // Makes the driver call of the ring's head, or of one of its parts.
 CUresult Launcher::submit(const Operation& operation, Position position, bool at_gate, bool is_first, bool is_last) {
   if (at_gate) {
+    // By the head's position: who waits for the head may not wait for an operation that overtakes it.
     at_gate_.store(true, std::memory_order_seq_cst);
-    admitted_ns_ += admission_.admit(operation, position, opening_);
+    admitted_ns_ += admission_.admit(operation, ring_.passed() + 1, opening_);
     at_gate_.store(false, std::memory_order_relaxed);
   }
   begun_.store(position, std::memory_order_release);
@@ -159,7 +166,8 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position, b
   bool goes_whole = parts == 0;
   for (std::uint32_t i = 0; i < parts && status == CUDA_SUCCESS; ++i) {
     if (i > 0) {
-      if (at_gate) make_what_overtakes(overtaking);
+      while (at_gate && make_next(overtaking)) {
+      }
       status = make_current(operation.context);
       if (status != CUDA_SUCCESS) break;
     }
@@ -177,16 +185,74 @@ CUresult Launcher::submit_graph(const Operation& operation, Position position, b
   return status;
 }
 
-// Between two parts of a graph launch.
-void Launcher::make_what_overtakes(Overtaking& overtaking) {
-  while (!overtaking.ended() && overtaking.next() <= ring_.pushed()) {
-    Operation& operation = ring_.at(overtaking.next());
-    if (!overtaking.may_pass(operation)) continue;
-    operation.made = true;  // before the call, which may end this thread: no call is made twice
-    CUresult status = make_current(operation.context);
-    if (status == CUDA_SUCCESS) status = operation.execute();
-    if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+// The ring's head. Returns when all of it is submitted; an error of a piece has been put into the mailbox.
+CUresult Launcher::submit_copy(Operation& copy, Position position) {
+  Overtaking overtaking(copy, position);
+  while (!copy.made) {
+    if (const CUresult status = make_current(copy.context); status != CUDA_SUCCESS) {
+      std::replace(in_pieces_.begin(), in_pieces_.end(), position, Position{0});
+      return status;
+    }
+    if (!goes_in_pieces(copy, position)) return submit(copy, position, /*at_gate=*/false);
+    submit_pieces();
+    if (copy.made || make_next(overtaking)) continue;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(Opening::kPieceLookNs));
   }
+  return CUDA_SUCCESS;
+}
+
+// True: it is under way, or will be once no other copy of its direction is.
+bool Launcher::goes_in_pieces(const Operation& copy, Position position) noexcept {
+  if (std::find(in_pieces_.begin(), in_pieces_.end(), position) != in_pieces_.end()) return true;
+  const Direction direction = admission_.direction_of_pieces(copy);
+  if (direction == Direction::kAny) return false;
+  Position& under_way = in_pieces_[direction == Direction::kToHost ? 1 : 0];
+  if (under_way == 0) under_way = position;
+  return true;
+}
+
+bool Launcher::submit_pieces() {
+  for (const Direction direction : {Direction::kToDevice, Direction::kToHost}) {
+    Position& position = in_pieces_[direction == Direction::kToHost ? 1 : 0];
+    while (position != 0 && ring_.at(position).context == current_) {
+      Operation& copy = ring_.at(position);
+      Operation piece = copy;
+      piece.copy.bytes = admission_.next_piece(copy, direction, opening_.is_open_for(position));
+      if (piece.copy.bytes == 0) break;
+      copy.copy.to += piece.copy.bytes;
+      copy.copy.from += piece.copy.bytes;
+      copy.copy.bytes -= piece.copy.bytes;
+      copy.made = true;  // before the call, which may end this thread: no piece is copied twice
+      begun_.store(position, std::memory_order_release);
+      const CUresult status = piece.execute();
+      admission_.piece_submitted(piece, direction, status);
+      if (status != CUDA_SUCCESS) mailbox_.put(copy.thread, status);
+      copy.made = status != CUDA_SUCCESS || copy.copy.bytes == 0;
+      if (copy.made) position = 0;
+    }
+  }
+  return in_pieces_[0] != 0 || in_pieces_[1] != 0;
+}
+
+// Between two parts of the ring's head: makes the next operation behind it if that may overtake. False: there is none to
+// look at.
+bool Launcher::make_next(Overtaking& overtaking) {
+  const Position position = overtaking.next();
+  if (overtaking.ended() || position > ring_.pushed()) return false;
+  Operation& operation = ring_.at(position);
+  if (!overtaking.may_pass(operation)) return true;
+  CUresult status = make_current(operation.context);
+  if (status == CUDA_SUCCESS && operation.kind == Operation::Kind::kCopy && goes_in_pieces(operation, position)) {
+    overtaking.stays(operation);
+    return true;
+  }
+  operation.made = true;  // before the call, which may end this thread: no call is made twice
+  if (status == CUDA_SUCCESS) {
+    status = operation.is_launch() ? submit(operation, position, /*at_gate=*/true, /*is_first=*/true, /*is_last=*/false)
+                                   : operation.execute();
+  }
+  if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
+  return true;
 }
 
 void Launcher::open_until(Position position) noexcept {

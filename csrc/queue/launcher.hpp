@@ -1,6 +1,9 @@
 // The thread that makes the deferred calls: takes the ring's head, waits at the gate if that is a launch, and calls the
 // driver. One a ring.
 //
+// A long copy between host and device goes in pieces where the gate says so (docs/order.md). Until the last one is
+// submitted, the launcher makes operations that nothing orders behind the copy.
+//
 // The launcher makes each operation's context current and never creates one. It blocks all signals, and runs in relaxed
 // capture mode, so that the launcher disturbs no capture of the program's threads. When the ring is empty, the launcher
 // spins a little, for an eighth of its time at most. Then it naps, so that a program that goes on launching never pays
@@ -14,7 +17,9 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/histogram.hpp"
@@ -25,12 +30,21 @@
 
 namespace cudasched::queue {
 
+class Launcher;
+
 // The queue's words to a launch that waits at the gate. The position up to which the gate is open, despite the policy:
 // a call that may not wait behind a closed gate waits for that position. And the operations behind the launch.
 class Opening {
  public:
+  static constexpr std::int64_t kPieceLookNs = 20'000;  // between two looks at copies in pieces
+
   // Null: the queued operations are not known.
-  explicit Opening(const Ring* ring = nullptr) noexcept : ring_(ring) {}
+  explicit Opening(const Ring* ring = nullptr, Launcher* launcher = nullptr) noexcept
+      : ring_(ring), launcher_(launcher) {}
+
+  // The launcher thread's, before it waits: submits the next pieces of copies under way. True: it is to call again after
+  // kPieceLookNs.
+  bool submit_pieces() const;
 
   // Are operations of other streams queued behind the oldest launch, which is the one that waits? The launcher thread
   // asks. True where that is not known.
@@ -48,6 +62,7 @@ class Opening {
 
  private:
   const Ring* ring_;
+  Launcher* launcher_;
   std::atomic<Position> until_{0};
 };
 
@@ -77,6 +92,12 @@ class Admission {
   // Applies a graph's change to its parts, or gives up the change's contents. Makes the necessary context current. On
   // another thread where the launcher's own has ended.
   virtual void change_graph(const Operation& change) noexcept = 0;
+  // Copies, the context current as well. Is this one to go in pieces? kToDevice or kToHost: yes, and its direction.
+  virtual Operation::Direction direction_of_pieces(const Operation& copy) noexcept = 0;
+  // The bytes of the copy that may go now; 0: none yet. `all`: the rest may not wait.
+  virtual std::size_t next_piece(const Operation& copy, Operation::Direction direction, bool all) noexcept = 0;
+  // After the driver's call, and before the next piece.
+  virtual void piece_submitted(const Operation& piece, Operation::Direction direction, CUresult status) noexcept = 0;
   // On any thread: `opening` has changed, and admit() may be asleep.
   virtual void wake() noexcept = 0;
 };
@@ -142,6 +163,10 @@ class Launcher {
   // A context ends, and another one may get its handle.
   void forget_context() noexcept { context_epoch_.fetch_add(1, std::memory_order_release); }
 
+  // The next pieces of copies under way, as far as the gate lets them go. False: no copy is under way. The launcher
+  // thread's.
+  bool submit_pieces();
+
  private:
   enum class State : std::uint8_t { kOff, kRunning, kLeft };  // kLeft: the thread died, and another one runs the rest
 
@@ -163,7 +188,9 @@ class Launcher {
   CUresult submit(const Operation& operation, Position position, bool at_gate, bool is_first = true,
                   bool is_last = true);
   CUresult submit_graph(const Operation& operation, Position position, bool at_gate);
-  void make_what_overtakes(Overtaking& overtaking);
+  CUresult submit_copy(Operation& copy, Position position);
+  bool goes_in_pieces(const Operation& copy, Position position) noexcept;
+  bool make_next(Overtaking& overtaking);
   CUresult make_current(CUcontext context) noexcept;
   void run_what_is_left();
 
@@ -171,7 +198,8 @@ class Launcher {
   SpinLock& push_lock_;
   Mailbox& mailbox_;
   Admission& admission_;
-  Opening opening_{&ring_};
+  Opening opening_{&ring_, this};
+  std::array<Position, 2> in_pieces_{};  // copies under way, by direction; 0: none
 
   pthread_mutex_t alive_;  // held by the thread for life; afterwards by the thread that runs the rest
   pthread_t thread_{};
@@ -193,5 +221,7 @@ class Launcher {
   std::uint64_t current_epoch_ = 0;
   std::atomic<std::uint64_t> context_epoch_{1};
 };
+
+inline bool Opening::submit_pieces() const { return launcher_ != nullptr && launcher_->submit_pieces(); }
 
 }  // namespace cudasched::queue

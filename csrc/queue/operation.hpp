@@ -46,7 +46,7 @@ struct Operation {
     unsigned value;
     std::uint8_t element_bytes;  // 1, 2 or 4
   };
-  // Host addresses stand in the same words as device addresses.
+  // Host addresses stand in the same words as device addresses. Of a copy in pieces, the part that is not submitted yet.
   struct Copy {
     CUdeviceptr to;
     CUdeviceptr from;
@@ -73,7 +73,7 @@ struct Operation {
   };
 
   Kind kind = Kind::kGraph;
-  bool made = false;           // ahead of its turn, between two parts of a graph launch; the launcher's
+  bool made = false;           // ahead of its turn, between two parts of an earlier one; the launcher's
   std::uint16_t region = 0;    // the pushing thread's, while a trace runs
   unsigned thread = 0;         // that pushed the call, and gets its error
   std::int64_t pushed_ns = 0;  // set where Launcher::is_timed()

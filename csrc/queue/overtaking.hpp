@@ -1,8 +1,8 @@
-// The operations behind a graph launch that may be made between two of its parts: those that no earlier queued
-// operation orders behind the launch (docs/order.md). Knows no driver, no clock and no thread.
+// The operations behind a graph launch or a copy that may be made between two of its parts: those that no earlier queued
+// operation orders behind it (docs/order.md). Knows no driver, no clock and no thread.
 //
-// Each operation behind the launch is looked at once, in order. One that stays blocks its stream and its event for the
-// operations behind it.
+// Each operation behind the first is looked at once, in order. One that stays blocks its stream and its event for the
+// operations behind it. Kernels overtake copies alone: behind a graph they wait at the gate.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +16,11 @@ namespace cudasched::queue {
 
 class Overtaking {
  public:
-  // `launch` is at `position`.
-  Overtaking(const Operation& launch, Position position) noexcept : next_(position + 1) {
-    if (!streams_.add(launch.stream) || launch.stream == CU_STREAM_LEGACY) ended_ = true;
+  // `first` is at `position`.
+  Overtaking(const Operation& first, Position position) noexcept
+      : next_(position + 1), kernels_pass_(first.kind == Operation::Kind::kCopy) {
+    if (first.stream == CU_STREAM_LEGACY) ended_ = true;
+    stays(first);
   }
 
   // The next operation to look at; nothing beyond it may overtake once it has ended.
@@ -28,9 +30,7 @@ class Overtaking {
   // May the next operation be made now?
   bool may_pass(const Operation& operation) noexcept {
     ++next_;
-    if (operation.made) return false;  // between the parts of an earlier launch
-    const bool is_event = operation.kind == Operation::Kind::kRecord || operation.kind == Operation::Kind::kWait ||
-                          operation.kind == Operation::Kind::kDestroyEvent;
+    if (operation.made) return false;  // between the parts of an earlier one
     bool passes = false;
     switch (operation.kind) {
       case Operation::Kind::kFill:
@@ -43,7 +43,9 @@ class Overtaking {
         passes = !streams_.has(operation.stream) && !events_.has(operation.event.event);
         break;
       case Operation::Kind::kKernel:
-      case Operation::Kind::kGraph:  // these wait at the gate
+        passes = kernels_pass_ && !streams_.has(operation.stream);
+        break;
+      case Operation::Kind::kGraph:
       case Operation::Kind::kHostFunction:
       case Operation::Kind::kDestroyEvent:
       case Operation::Kind::kFreeMemory:  // after all uses, on whichever stream
@@ -53,10 +55,16 @@ class Overtaking {
     // A launch may record events; the legacy stream and all others wait for each other.
     const bool records = operation.kind == Operation::Kind::kKernel && operation.launch.attribute_count != 0;
     if (records || operation.stream == CU_STREAM_LEGACY) passes = !(ended_ = true);
-    if (passes) return true;
+    if (!passes) stays(operation);
+    return passes;
+  }
+
+  // The operation was not made, or not all of it.
+  void stays(const Operation& operation) noexcept {
+    const bool is_event = operation.kind == Operation::Kind::kRecord || operation.kind == Operation::Kind::kWait ||
+                          operation.kind == Operation::Kind::kDestroyEvent;
     if (operation.stream != nullptr && !streams_.add(operation.stream)) ended_ = true;
     if (is_event && !events_.add(operation.event.event)) ended_ = true;
-    return false;
   }
 
  private:
@@ -80,6 +88,7 @@ class Overtaking {
   };
 
   Position next_;
+  bool kernels_pass_;
   bool ended_ = false;
   Set<CUstream> streams_;
   Set<CUevent> events_;

@@ -161,6 +161,7 @@ void Gate::restore(std::span<const std::byte> state) {
 void Gate::forget_context(CUcontext context) noexcept {
   const driver::RelaxedCapture relaxed;
   const std::scoped_lock lock(lock_);
+  copies_.forget(context);
   if (!markers_.belongs_to(context)) return;
   const schedule::Ledger& ledger = machine_.ledger();
   sampler_.forget([&](int segment) { return ledger.state(segment) == schedule::Ledger::State::kPending; });
@@ -317,6 +318,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
       }
     }
     if (!verdict.waits()) break;
+    if (waiver != nullptr && waiver->opening->submit_pieces()) verdict.look_within(queue::Opening::kPieceLookNs);
     traced.waits(call, ordinal_, held_by);
     const bool for_latency = verdict.decision.answer == schedule::Answer::kWaitForLatency;
     waiter_.wait(verdict, wakes, next_end_ns, sleep, wait, [&] {
@@ -366,6 +368,29 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
   if (status != CUDA_SUCCESS || pass.admitted_ns == 0) return;
   retire(now);
   machine_.learn_lead(pass, now);
+}
+
+// ---- copies in pieces ----------------------------------------------------------------------------------------------
+
+Copies::Direction Gate::direction_of_pieces(const queue::Operation& copy) noexcept {
+  if (!registered() || !any_latency_client()) return Copies::Direction::kAny;
+  const Copies::Direction direction = Copies::direction_of(copy.copy);
+  if (direction == Copies::Direction::kAny) return direction;
+  const std::scoped_lock lock(lock_);
+  return copies_.ready(copy.context) ? direction : Copies::Direction::kAny;
+}
+
+std::size_t Gate::next_piece(Copies::Direction direction, std::size_t bytes) noexcept {
+  if (!any_latency_client()) return bytes;
+  const std::int64_t now = now_ns();
+  const bool beside_request = machine_.neighbours().latency_active(now);
+  const std::scoped_lock lock(lock_);
+  return copies_.next(direction, bytes, beside_request, now);
+}
+
+void Gate::piece_submitted(Copies::Direction direction, CUstream stream) noexcept {
+  const std::scoped_lock lock(lock_);
+  copies_.submitted(direction, stream, now_ns());
 }
 
 // ---- bookkeeping: lock_ is held ------------------------------------------------------------------------------------

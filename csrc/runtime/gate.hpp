@@ -3,8 +3,9 @@
 // A launch asks admit(), waits there on the calling thread if told to, goes to the driver, and reports submitted(),
 // which records its marker. The caller is the launcher thread for deferred launches (runtime/offload.hpp), else the
 // program's own thread. schedule::GateMachine decides. The gate passes time, predictions and completions to the machine
-// under a lock, and waits. Three parts of runtime/gate/ help:
+// under a lock, and waits. Four parts of runtime/gate/ help:
 //
+//   Copies   pieces of copies outstanding
 //   Markers  the events of completions
 //   Sampler  predictions, and which launches are timed
 //   Waiter   how a thread waits
@@ -35,6 +36,7 @@
 #include "queue/call.hpp"
 #include "queue/launcher.hpp"
 #include "runtime/classify.hpp"
+#include "runtime/gate/copies.hpp"
 #include "runtime/gate/markers.hpp"
 #include "runtime/gate/sampler.hpp"
 #include "runtime/gate/waiter.hpp"
@@ -118,6 +120,12 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
+  // Copies, on the launcher thread: see queue::Admission. They go in pieces beside a latency client, also where the GPU
+  // interrupts kernels: it does not interrupt copies.
+  Copies::Direction direction_of_pieces(const queue::Operation& copy) noexcept;
+  std::size_t next_piece(Copies::Direction direction, std::size_t bytes) noexcept;
+  void piece_submitted(Copies::Direction direction, CUstream stream) noexcept;
+
   // All completions up to the ticker's last look, and whether anything was in flight then.
   struct Progress {
     std::uint64_t completions = 0;
@@ -199,8 +207,8 @@ class Gate {
                                               std::int64_t now_ns) noexcept;
 
   // That launches are held for: on this GPU, or another one of the job.
-  bool latency_clients() const noexcept {
-    if (aside_.load(std::memory_order_relaxed)) return false;
+  bool latency_clients() const noexcept { return !aside_.load(std::memory_order_relaxed) && any_latency_client(); }
+  bool any_latency_client() const noexcept {
     return table_->latency_clients() != 0 || (peers_ != nullptr && peers_->latency_clients());
   }
 
@@ -219,6 +227,7 @@ class Gate {
   schedule::SleepPlan launcher_sleep_;  // the launcher thread's alone, once there is one
 
   SpinLock lock_;
+  Copies copies_;
   Markers markers_;
   Sampler sampler_;
   schedule::GateMachine machine_;

@@ -75,6 +75,12 @@ void GateAdmission::end_graph(const Operation& launch, CUresult status) noexcept
   graph_ = {};
 }
 
+void GateAdmission::piece_submitted(const Operation& piece, Operation::Direction direction, CUresult status) noexcept {
+  if (status != CUDA_SUCCESS) return;
+  hot().counters.shard(this_thread().index).copy_pieces.fetch_add(1, std::memory_order_relaxed);
+  gate_.piece_submitted(direction, piece.stream);
+}
+
 void GateAdmission::wake() noexcept { gate_.wake(); }
 
 }  // namespace cudasched::runtime

@@ -22,6 +22,15 @@ class GateAdmission final : public queue::Admission {
   bool may_go_whole() noexcept override;
   void end_graph(const queue::Operation& launch, CUresult status) noexcept override;
   void change_graph(const queue::Operation& change) noexcept override;
+  queue::Operation::Direction direction_of_pieces(const queue::Operation& copy) noexcept override {
+    return gate_.direction_of_pieces(copy);
+  }
+  std::size_t next_piece(const queue::Operation& copy, queue::Operation::Direction direction,
+                         bool all) noexcept override {
+    return all ? copy.copy.bytes : gate_.next_piece(direction, copy.copy.bytes);
+  }
+  void piece_submitted(const queue::Operation& piece, queue::Operation::Direction direction,
+                       CUresult status) noexcept override;
   void wake() noexcept override;
 
   // Before the first launch.

@@ -10,6 +10,7 @@
 // caller holds a lock. 120 KiB.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -83,6 +84,10 @@ class GateMachine {
     std::int64_t may_be_late_ns = 0;         // and the tolerance
 
     bool waits() const noexcept { return decision.answer != Answer::kSubmit; }
+    void look_within(std::int64_t ns) noexcept {
+      decision.wait_ns = std::min(decision.wait_ns, ns);
+      look_in_ns = std::min(look_in_ns, ns);
+    }
   };
 
   void join(arbiter::Layout* layout, int slot, bool mps, const GateSettings& settings) noexcept {

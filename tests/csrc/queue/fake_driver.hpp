@@ -290,7 +290,17 @@ class FakeGate : public Admission {
     std::unique_lock lock(mutex_);
     ++asked_;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return !closed_ || opening.is_open_for(position); });
+    while (closed_ && !opening.is_open_for(position)) {
+      lock.unlock();
+      const bool again = opening.submit_pieces();
+      lock.lock();
+      const auto changed = [&] { return !closed_ || opening.is_open_for(position); };
+      if (again) {
+        changed_.wait_for(lock, 20us, changed);
+      } else {
+        changed_.wait(lock, changed);
+      }
+    }
     if (closed_) ++forced_;
     return predicted_ns_;
   }
@@ -319,6 +329,20 @@ class FakeGate : public Admission {
     const std::scoped_lock lock(mutex_);
     ended_.emplace_back(launch.graph(), status);
   }
+  Operation::Direction direction_of_pieces(const Operation& copy) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    return copy.copy.bytes > piece_bytes_ ? copy.copy.direction : Operation::Direction::kAny;
+  }
+  std::size_t next_piece(const Operation& copy, Operation::Direction, bool all) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    if (all) return copy.copy.bytes;
+    ++pieces_asked_;
+    return may_go_ && !may_go_() ? 0 : std::min(piece_bytes_, copy.copy.bytes);
+  }
+  void piece_submitted(const Operation&, Operation::Direction direction, CUresult) noexcept override {
+    const std::scoped_lock lock(mutex_);
+    pieces_.push_back(direction);
+  }
   void wake() noexcept override {
     const std::scoped_lock lock(mutex_);
     changed_.notify_all();
@@ -340,6 +364,20 @@ class FakeGate : public Admission {
   int asked() {
     const std::scoped_lock lock(mutex_);
     return asked_;
+  }
+  // Copies of more bytes go in pieces from here on, each where may_go() says so.
+  void cut_copies(std::size_t piece_bytes, std::function<bool()> may_go = {}) {
+    const std::scoped_lock lock(mutex_);
+    piece_bytes_ = piece_bytes;
+    may_go_ = std::move(may_go);
+  }
+  int pieces_asked() {
+    const std::scoped_lock lock(mutex_);
+    return pieces_asked_;
+  }
+  std::vector<Operation::Direction> pieces() {
+    const std::scoped_lock lock(mutex_);
+    return pieces_;
   }
   // Graphs are submitted in these parts from here on.
   void cut(std::vector<CUgraphExec> parts) {
@@ -379,6 +417,10 @@ class FakeGate : public Admission {
   bool closed_ = false;
   std::vector<CUgraphExec> parts_;
   bool may_go_whole_ = true;
+  std::size_t piece_bytes_ = ~std::size_t{0};
+  std::function<bool()> may_go_;
+  int pieces_asked_ = 0;
+  std::vector<Operation::Direction> pieces_;
   std::vector<std::tuple<CUgraphExec, unsigned, int>> changes_;
   std::vector<std::pair<CUgraphExec, CUresult>> ended_;
   std::int64_t predicted_ns_ = 0;
