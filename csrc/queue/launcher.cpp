@@ -194,7 +194,9 @@ CUresult Launcher::submit_copy(Operation& copy, Position position) {
       return status;
     }
     if (!goes_in_pieces(copy, position)) return submit(copy, position, /*at_gate=*/false);
+    const auto under_way = in_pieces_;
     submit_pieces();
+    if (in_pieces_ != under_way) overtaking = Overtaking(copy, position);  // what waited for that copy may go now
     if (copy.made || make_next(overtaking)) continue;
     std::this_thread::sleep_for(std::chrono::nanoseconds(Opening::kPieceLookNs));
   }

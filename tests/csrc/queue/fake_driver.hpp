@@ -333,11 +333,12 @@ class FakeGate : public Admission {
     const std::scoped_lock lock(mutex_);
     return copy.copy.bytes > piece_bytes_ ? copy.copy.direction : Operation::Direction::kAny;
   }
-  std::size_t next_piece(const Operation& copy, Operation::Direction, bool all) noexcept override {
+  std::size_t next_piece(const Operation& copy, Operation::Direction direction, bool all) noexcept override {
     const std::scoped_lock lock(mutex_);
     if (all) return copy.copy.bytes;
     ++pieces_asked_;
-    return may_go_ && !may_go_() ? 0 : std::min(piece_bytes_, copy.copy.bytes);
+    const bool goes = only_ == Operation::Direction::kAny || only_ == direction;
+    return !goes || (may_go_ && !may_go_()) ? 0 : std::min(piece_bytes_, copy.copy.bytes);
   }
   void piece_submitted(const Operation&, Operation::Direction direction, CUresult) noexcept override {
     const std::scoped_lock lock(mutex_);
@@ -370,6 +371,11 @@ class FakeGate : public Admission {
     const std::scoped_lock lock(mutex_);
     piece_bytes_ = piece_bytes;
     may_go_ = std::move(may_go);
+  }
+  // Pieces of the other direction are held from here on; kAny: none are.
+  void only(Operation::Direction direction) {
+    const std::scoped_lock lock(mutex_);
+    only_ = direction;
   }
   int pieces_asked() {
     const std::scoped_lock lock(mutex_);
@@ -419,6 +425,7 @@ class FakeGate : public Admission {
   bool may_go_whole_ = true;
   std::size_t piece_bytes_ = ~std::size_t{0};
   std::function<bool()> may_go_;
+  Operation::Direction only_ = Operation::Direction::kAny;
   int pieces_asked_ = 0;
   std::vector<Operation::Direction> pieces_;
   std::vector<std::tuple<CUgraphExec, unsigned, int>> changes_;

@@ -98,6 +98,18 @@ TEST_F(PiecesTest, WhatIsOrderedBehindACopyWaitsForItsLastPieceAndTheRestDoesNot
   EXPECT_EQ(queue().passed(), queue().pushed());
 }
 
+TEST_F(PiecesTest, TheNextCopyOfADirectionBeginsWhenTheLastEndsWhicheverIsTheHead) {
+  gate_.cut_copies(100);
+  gate_.only(Direction::kToHost);
+  ASSERT_TRUE(in(200));  // the head
+  ASSERT_TRUE(copy(0x7, 0x8, 200, Direction::kToHost, kOtherStream));
+  ASSERT_TRUE(copy(0x9, 0x8, 200, Direction::kToHost, kOtherStream));
+  EXPECT_TRUE(eventually([&] { return gate_.pieces().size() == 4; }));
+  EXPECT_THAT(driver_.story(), ElementsAre("copy_to_host 7", "copy_to_host 6b", "copy_to_host 9", "copy_to_host 6d"));
+  gate_.only(Direction::kAny);
+  finish();
+}
+
 TEST_F(PiecesTest, NothingOvertakesACopyOnTheLegacyStream) {
   let(1);
   ASSERT_TRUE(in(200, CU_STREAM_LEGACY));
