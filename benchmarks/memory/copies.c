@@ -4,9 +4,9 @@
  *   copies copy BYTES
  *
  * A request copies 1 MB in, runs a kernel of 0.4 ms and copies 4 KiB out; requests come at random. Prints their
- * latencies from the scheduled arrival, ms. The other prints "ready" once a copy each way is complete, and at the end of
- * its standard input the bytes a second into the device and out of it. Each way two copies are outstanding. It launches
- * one kernel first, as a program does whose class counts. All host memory is pinned. */
+ * latencies from the scheduled arrival, ms. The other prints "ready" once a copy each way is complete, and at the end
+ * of its standard input the bytes a second into the device and out of it. Each way two copies are outstanding. It
+ * launches one kernel first, as a program does whose class counts. All host memory is pinned. */
 #define _GNU_SOURCE
 #include <math.h>
 #include <pthread.h>
@@ -33,7 +33,8 @@ typedef int (*From)(void*, uint64_t, size_t, void*);
 static To to_device;
 static From to_host;
 static int (*synchronize)(void*);
-static int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+static int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                     void**);
 static void* spin; /* the kernel */
 
 static void* pinned(size_t bytes) {
@@ -110,7 +111,8 @@ static void* copy_one_way(void* argument) {
       if (i == kOutstanding) way->began_ns = way->ended_ns;
       way->copied = i - kOutstanding;
     }
-    check("copy", way->inward ? to_device(device, host, way->bytes, stream) : to_host(host, device, way->bytes, stream));
+    check("copy",
+          way->inward ? to_device(device, host, way->bytes, stream) : to_host(host, device, way->bytes, stream));
     check("cuEventRecord", record(events[i % kOutstanding], stream));
   }
   check("cuStreamSynchronize", synchronize(stream));

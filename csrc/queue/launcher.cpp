@@ -236,8 +236,8 @@ bool Launcher::submit_pieces() {
   return in_pieces_[0] != 0 || in_pieces_[1] != 0;
 }
 
-// Between two parts of the ring's head: makes the next operation behind it if that may overtake. False: there is none to
-// look at.
+// Between two parts of the ring's head: makes the next operation behind it if that may overtake. False: there is none
+// to look at.
 bool Launcher::make_next(Overtaking& overtaking) {
   const Position position = overtaking.next();
   if (overtaking.ended() || position > ring_.pushed()) return false;

@@ -42,8 +42,8 @@ class Opening {
   explicit Opening(const Ring* ring = nullptr, Launcher* launcher = nullptr) noexcept
       : ring_(ring), launcher_(launcher) {}
 
-  // The launcher thread's, before it waits: submits the next pieces of copies under way. True: it is to call again after
-  // kPieceLookNs.
+  // The launcher thread's, before it waits: submits the next pieces of copies under way. True: it is to call again
+  // after kPieceLookNs.
   bool submit_pieces() const;
 
   // Are operations of other streams queued behind the oldest launch, which is the one that waits? The launcher thread

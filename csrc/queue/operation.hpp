@@ -46,7 +46,8 @@ struct Operation {
     unsigned value;
     std::uint8_t element_bytes;  // 1, 2 or 4
   };
-  // Host addresses stand in the same words as device addresses. Of a copy in pieces, the part that is not submitted yet.
+  // Host addresses stand in the same words as device addresses. Of a copy in pieces, the part that is not submitted
+  // yet.
   struct Copy {
     CUdeviceptr to;
     CUdeviceptr from;

@@ -1,5 +1,5 @@
-// The operations behind a graph launch or a copy that may be made between two of its parts: those that no earlier queued
-// operation orders behind it (docs/order.md). Knows no driver, no clock and no thread.
+// The operations behind a graph launch or a copy that may be made between two of its parts: those that no earlier
+// queued operation orders behind it (docs/order.md). Knows no driver, no clock and no thread.
 //
 // Each operation behind the first is looked at once, in order. One that stays blocks its stream and its event for the
 // operations behind it. Kernels overtake copies alone: behind a graph they wait at the gate.

@@ -239,6 +239,8 @@ class Counted:
         sliced_launches: Graph launches that were submitted in slices, so that the gate could close between two
             (``docs/graphs.md``).
         slice_launches: In how many slices; each counts as a launch.
+        copy_pieces: Pieces of long best-effort copies between pinned memory and the GPU, submitted one by one beside a
+            latency client (``docs/order.md``).
         prioritised_graphs: Graphs instantiated with a priority for their kernel nodes, by their caller's class.
         unprioritised_graphs: Graphs for which the driver refused the priority.
         normal_beside_best_effort: Launches that went as ``normal`` on a stream that best effort uses: by a thread in a
@@ -263,6 +265,7 @@ class Counted:
     backed_off: int = 0
     sliced_launches: int = 0
     slice_launches: int = 0
+    copy_pieces: int = 0
     prioritised_graphs: int = 0
     unprioritised_graphs: int = 0
     normal_beside_best_effort: int = 0

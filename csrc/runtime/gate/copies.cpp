@@ -8,7 +8,8 @@ namespace cudasched::runtime {
 namespace {
 
 bool is_pinned(CUdeviceptr first, std::size_t bytes) noexcept {
-  return driver::memory_type(first) == CU_MEMORYTYPE_HOST && driver::memory_type(first + bytes - 1) == CU_MEMORYTYPE_HOST;
+  return driver::memory_type(first) == CU_MEMORYTYPE_HOST &&
+         driver::memory_type(first + bytes - 1) == CU_MEMORYTYPE_HOST;
 }
 
 }  // namespace

@@ -59,9 +59,9 @@ TEST_F(PiecesTest, ALongCopyIsTheSameBytesInOrderAndOneOperation) {
   ASSERT_TRUE(in(250));
   ASSERT_TRUE(copy(0x2000, 0x1000, 200, Direction::kToHost));
   finish();
-  EXPECT_THAT(copies(), ElementsAre("copy_to_device 1000 2000 100", "copy_to_device 1064 2064 100",
-                                    "copy_to_device 10c8 20c8 50", "copy_to_host 2000 1000 100",
-                                    "copy_to_host 2064 1064 100"));
+  EXPECT_THAT(copies(),
+              ElementsAre("copy_to_device 1000 2000 100", "copy_to_device 1064 2064 100", "copy_to_device 10c8 20c8 50",
+                          "copy_to_host 2000 1000 100", "copy_to_host 2064 1064 100"));
   EXPECT_THAT(gate_.pieces(), ElementsAre(Direction::kToDevice, Direction::kToDevice, Direction::kToDevice,
                                           Direction::kToHost, Direction::kToHost));
   EXPECT_EQ(queue().passed(), 2U);
@@ -79,12 +79,12 @@ TEST_F(PiecesTest, ACopyOfAPieceGoesWhole) {
 TEST_F(PiecesTest, WhatIsOrderedBehindACopyWaitsForItsLastPieceAndTheRestDoesNot) {
   let(1);
   ASSERT_TRUE(in(300));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));           // stays
-  ASSERT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));        // stays, and keeps its stream
-  ASSERT_TRUE(launch(kNonBlocking));                                       // stays
-  ASSERT_TRUE(launch(kOtherStream));                                       // goes
-  ASSERT_TRUE(copy(0x7, 0x8, 150, Direction::kToHost, kOtherStream));      // the other direction: begins
-  ASSERT_TRUE(launch(kOtherStream));                                       // stays behind that
+  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));                   // stays
+  ASSERT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));                // stays, and keeps its stream
+  ASSERT_TRUE(launch(kNonBlocking));                                               // stays
+  ASSERT_TRUE(launch(kOtherStream));                                               // goes
+  ASSERT_TRUE(copy(0x7, 0x8, 150, Direction::kToHost, kOtherStream));              // the other direction: begins
+  ASSERT_TRUE(launch(kOtherStream));                                               // stays behind that
   ASSERT_TRUE(copy(0x3, 0x4, 150, Direction::kToDevice, handle<CUstream>(0x55)));  // stays: the same direction
   let_it_look();
   EXPECT_THAT(driver_.story(), ElementsAre("copy_to_device 1000", "kernel f2"));
@@ -189,8 +189,8 @@ TEST_F(PiecesTest, ACopyBetweenTheSlicesOfAGraphGoesInPiecesToo) {
   gate_.open();
   ASSERT_TRUE(eventually([&] { return gate_.pieces().size() == 3; }));
   finish();
-  EXPECT_THAT(driver_.story(), ElementsAre("graph a1", "copy_to_device 1000", "copy_to_device 1064",
-                                           "copy_to_device 10c8", "graph a2"));
+  EXPECT_THAT(driver_.story(),
+              ElementsAre("graph a1", "copy_to_device 1000", "copy_to_device 1064", "copy_to_device 10c8", "graph a2"));
 }
 
 TEST_F(PiecesTest, ALauncherThatEndsMidwayCopiesNoPieceTwice) {
@@ -207,8 +207,8 @@ TEST_F(PiecesTest, ALauncherThatEndsMidwayCopiesNoPieceTwice) {
   EXPECT_EQ(queue().take_error(9), CUDA_ERROR_UNKNOWN);
 }
 
-// Random histories over four streams that hand their memory to one another by events, with a gate that lets pieces go at
-// random: as in program order, the memory holds the same bits.
+// Random histories over four streams that hand their memory to one another by events, with a gate that lets pieces go
+// at random: as in program order, the memory holds the same bits.
 TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
   constexpr std::size_t kBytes = 4096;
   constexpr std::size_t kStreams = 4;
@@ -227,7 +227,8 @@ TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
     gate_.cut_copies(1 + random() % 700, [chance = std::mt19937(seed)]() mutable { return chance() % 2 == 0; });
     Memory host{};
     Memory device{};
-    for (auto& bytes : host) std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<unsigned char>(random()); });
+    for (auto& bytes : host)
+      std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<unsigned char>(random()); });
     Memory host_expected = host;
     Memory device_expected = device;
     for (unsigned step = 0; step < 40; ++step) {
@@ -238,11 +239,13 @@ TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
       CUstream const stream = streams[mine];
       switch (random() % 4) {
         case 0:
-          ASSERT_TRUE(copy(address(&device[mine][first]), address(&host[mine][first]), bytes, Direction::kToDevice, stream));
+          ASSERT_TRUE(
+              copy(address(&device[mine][first]), address(&host[mine][first]), bytes, Direction::kToDevice, stream));
           std::memcpy(&device_expected[mine][first], &host_expected[mine][first], bytes);
           break;
         case 1:
-          ASSERT_TRUE(copy(address(&host[mine][first]), address(&device[mine][first]), bytes, Direction::kToHost, stream));
+          ASSERT_TRUE(
+              copy(address(&host[mine][first]), address(&device[mine][first]), bytes, Direction::kToHost, stream));
           std::memcpy(&host_expected[mine][first], &device_expected[mine][first], bytes);
           break;
         case 2:
@@ -253,7 +256,8 @@ TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
           if (mine == other) break;
           ASSERT_TRUE(queue().push_record(caller_, kEvent, streams[other], 0));
           ASSERT_TRUE(queue().push_wait(caller_, stream, kEvent, 0));
-          ASSERT_TRUE(copy(address(&host[mine][first]), address(&device[other][first]), bytes, Direction::kToHost, stream));
+          ASSERT_TRUE(
+              copy(address(&host[mine][first]), address(&device[other][first]), bytes, Direction::kToHost, stream));
           ASSERT_TRUE(queue().push_record(caller_, kOtherEvent, stream, 0));
           ASSERT_TRUE(queue().push_wait(caller_, streams[other], kOtherEvent, 0));
           std::memcpy(&host_expected[mine][first], &device_expected[other][first], bytes);

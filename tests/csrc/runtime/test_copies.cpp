@@ -132,9 +132,8 @@ TEST_F(CopiesTest, ARequestsCopyWaitsForPiecesAndNotForTheWholeOfALongCopy) {
     }
     EXPECT_TRUE(eventually([&] { return state().copy_pieces > pieces || driver_.table().latency_clients() == 0; }));
     if (driver_.table().latency_clients() == 0) {
-      EXPECT_TRUE(eventually([&] {
-        return driver::table().cuStreamQuery.legacy(program_.stream()) == CUDA_ERROR_NOT_READY;
-      }));
+      EXPECT_TRUE(
+          eventually([&] { return driver::table().cuStreamQuery.legacy(program_.stream()) == CUDA_ERROR_NOT_READY; }));
     }
     Program::check(in(device_, host_, 1'000'000, others));
     Program::check(call_back(others, note, &requests));
@@ -170,7 +169,8 @@ TEST_F(CopiesTest, RandomHistoriesLeaveTheSameBits) {
     std::generate_n(host[i], kCopied, [&] { return static_cast<std::byte>(random()); });
     expected_host[i].assign(host[i], host[i] + kCopied);
     expected_device[i].resize(kCopied);
-    std::fill_n(reinterpret_cast<std::byte*>(device[i]), kCopied, std::byte{});  // NOLINT: the device's memory is the host's
+    std::fill_n(reinterpret_cast<std::byte*>(device[i]), kCopied,
+                std::byte{});  // NOLINT: the device's memory is the host's
   }
   {
     const InRegion region(CUDASCHED_BEST_EFFORT);
@@ -198,7 +198,8 @@ TEST_F(CopiesTest, RandomHistoriesLeaveTheSameBits) {
   EXPECT_GT(state().copy_pieces, before + 60);
   for (std::size_t i = 0; i < kStreams; ++i) {
     EXPECT_TRUE(std::equal(expected_host[i].begin(), expected_host[i].end(), host[i])) << i;
-    EXPECT_TRUE(std::equal(expected_device[i].begin(), expected_device[i].end(), reinterpret_cast<std::byte*>(device[i])));
+    EXPECT_TRUE(
+        std::equal(expected_device[i].begin(), expected_device[i].end(), reinterpret_cast<std::byte*>(device[i])));
   }
 }
 
