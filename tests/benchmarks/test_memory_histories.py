@@ -1,4 +1,4 @@
-"""The histories of allocations, and what the pool makes of them without a GPU."""
+"""The histories of allocations, and what the pool makes of them without a GPU; copies beside requests."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ def test_figures_are_of_the_worst_history_and_size() -> None:
     }
 
 
+def test_copies_are_compared_with_the_requests_alone_and_the_bare_program() -> None:
+    done = {
+        f"copies/{arm}/{repeat}": {"latency_ms": [latency] * 100, "bytes_per_s": [rate, rate]}
+        for repeat, factor in enumerate((1.0, 1.5))
+        for arm, latency, rate in (
+            ("alone", 1.0, 0),
+            ("bare", 0, 50e9),
+            ("time_slices", 2.0 * factor, 45e9),
+            ("cudasched", 1.1 * factor, 40e9 * factor),
+        )
+    }
+    del done["copies/cudasched/1"]  # the run ended before it
+    assert find(done) == {
+        "copy_p99_ratio": (1.1, 1.1, 1.1, 100),
+        "copy_rate": (0.8, 0.8, 0.8, 1),
+        "copy_p99_ratio_time_slices": (2.0, 2.0, 2.0, 100),
+        "copy_rate_time_slices": (0.9, 0.9, 0.9, 1),
+    }
+
+
 # The pool's share of reserved memory goes by the history alone, on a GPU or not.
 @pytest.mark.usefixtures("simulated_driver")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles the replaying program")
@@ -47,3 +67,4 @@ def test_a_rehearsal_replays_them(tmp_path: Path) -> None:
     found = {row.figure: row.value for row in load(out).rows}
     assert 1 <= found["pool_reserved_of_used"] <= 1.02
     assert found["pool_alloc_ns"] > 0 and found["async_reserved_of_used"] >= 1
+    assert found["copy_p99_ratio"] < found["copy_p99_ratio_time_slices"] / 2 and found["copy_rate"] > 0.5
