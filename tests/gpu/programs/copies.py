@@ -1,4 +1,4 @@
-"""Random copies between pinned memory and the GPU over three streams: compares the bits, prints the pieces they went in.
+"""Random copies between pinned memory and the GPU over three streams: compares the bits, and prints the pieces.
 
 Prints "ready", and begins at a line on its standard input.
 """
