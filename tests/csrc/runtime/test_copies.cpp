@@ -10,6 +10,7 @@
 #include "driver/driver.hpp"
 #include "hooked_driver.hpp"
 #include "other_client.hpp"
+#include "runtime/engine.hpp"
 #include "runtime/gate/copies.hpp"
 
 namespace cudasched::test {
@@ -78,6 +79,18 @@ TEST_F(CopiesTest, LongOnesBetweenPinnedMemoryAndTheDeviceAreCutBesideALatencyCl
   EXPECT_EQ(pieces_of([&](CUstream s) { return out(host_, device_, kCopied, s); }, program_.stream()), 3U);
   EXPECT_EQ(pieces_of([&](CUstream s) { return any(device_, address(host_), kCopied, s); }, program_.stream()), 3U);
   EXPECT_EQ(pieces_of([&](CUstream s) { return any(address(host_), device_, kCopied, s); }, program_.stream()), 3U);
+}
+
+// The GPU interrupts kernels for requests, but no copies.
+TEST_F(CopiesTest, TheyAreCutAlsoWhereTheGateStepsAside) {
+  const OtherClient other(/*active=*/false);
+  runtime::Gate* gate = nullptr;
+  runtime::engine().for_each_device([&](runtime::Device& device) { gate = &device.gate; });
+  ASSERT_TRUE(eventually([&] {  // the ticker says otherwise at times
+    gate->step_aside(/*interrupted=*/true);
+    return !gate->beside_latency();
+  }));
+  EXPECT_EQ(pieces_of([&](CUstream stream) { return in(device_, host_, kCopied, stream); }, program_.stream()), 3U);
 }
 
 TEST_F(CopiesTest, OthersGoWhole) {
