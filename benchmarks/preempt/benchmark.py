@@ -52,8 +52,8 @@ ABLATION: dict[str, dict[str, str]] = {
     "slices_strict_200": {"CUDASCHED_TIME_SLICE_US": "200"},
     "before": OFF,
 }
-#: Where kernels are interrupted; `slices` finds it on line.
-STOPS = {f"slices_{stop}": {"CUDASCHED_PREEMPTION": stop} for stop in ("instruction", "block")}
+#: Where kernels are interrupted; in `slices` at an instruction.
+STOPS = {f"slices_{stop}": {"CUDASCHED_PREEMPTION": stop} for stop in ("auto", "block", "kernel")}
 #: Makes a server another user's, with a root of its own in which nothing of /tmp and /dev/shm is; $1 is the repository.
 OUTSIDE = """set -e
 mount --rbind / /mnt

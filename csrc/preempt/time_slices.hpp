@@ -19,6 +19,7 @@
 
 #include "preempt/door.hpp"
 #include "preempt/groups.hpp"
+#include "schedule/stop.hpp"
 
 namespace cudasched::preempt {
 
@@ -35,8 +36,9 @@ enum class State : std::uint32_t {
   kTool = 8,     // a debugger, sanitizer or profiler is in the process and owns the driver
 };
 
-// Where the GPU stops a context's kernels, once its slice is over. libcuda's own is kAtInstruction.
-enum class Stop : std::uint32_t { kBetweenBlocks = 1, kAtInstruction = 2 };  // NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_*
+// As the driver numbers them (NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_WFI, _CTA and _CILP). kAtInstruction is
+// libcuda's own.
+using schedule::Stop;
 
 class TimeSlices {
  public:

@@ -22,8 +22,8 @@
 #include "runtime/latency/latency_activity.hpp"
 #include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
-#include "schedule/block_length.hpp"
 #include "schedule/slice_length.hpp"
+#include "schedule/stop.hpp"
 
 namespace cudasched::runtime {
 
@@ -69,10 +69,8 @@ class Device {
   bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
   // How long the time slices of this process are to be for this GPU's sake. The ticker's.
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
-  // No kernel of this process has had long thread blocks for a while. The ticker's.
-  bool has_short_blocks(std::int64_t now_ns) noexcept {
-    return block_length_.are_short(now_ns, gate.progress().completions, gate.long_block_ns());
-  }
+  // Where kernels of this process are to stop for this GPU's sake. The ticker's.
+  schedule::Stop stop(std::int64_t now_ns) noexcept { return stop_point_.look(now_ns, gate.lengths()); }
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;
   arbiter::Table& table() noexcept { return *table_; }
@@ -86,7 +84,7 @@ class Device {
   int ordinal_;
   std::atomic<bool> mps_{false};
   schedule::SliceLength slice_length_;
-  schedule::BlockLength block_length_;
+  schedule::StopPoint stop_point_;
   std::unique_ptr<arbiter::Table> table_;
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it

@@ -44,6 +44,7 @@
 #include "runtime/graphs.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/gate_machine.hpp"
+#include "schedule/stop.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -140,8 +141,8 @@ class Gate {
     aside_.store(interrupted && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
-  // When a kernel of long thread blocks was launched last; 0: never. Any thread.
-  std::int64_t long_block_ns() const noexcept { return long_block_ns_.load(std::memory_order_relaxed); }
+  // How long kernels and their blocks were. The ticker's.
+  schedule::Lengths lengths() noexcept;
 
   // The longest launch so far. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
@@ -188,7 +189,6 @@ class Gate {
  private:
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
 
-  void note_blocks(const predict::Launch& launch, std::int64_t duration_ns) noexcept;
   void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
@@ -219,7 +219,9 @@ class Gate {
   std::atomic<bool> aside_{false};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
-  std::atomic<std::int64_t> long_block_ns_{0};
+  schedule::Lengths lengths_;       // under lock_
+  schedule::Lengths lengths_seen_;  // the ticker's
+  std::uint64_t at_once_ = 0;       // threads that the device holds
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of an unknown kernel
   int ordinal_ = 0;

@@ -29,6 +29,7 @@ std::int64_t longest_ns(Engine& engine) noexcept {
 
 void SliceKeeper::watch(void* real_driver, const Settings& settings, bool tool) noexcept {
   setting_ = settings.time_slice_us;
+  if (settings.preemption == "kernel") stop_setting_ = Stop::kBetweenKernels;
   if (settings.preemption == "block") stop_setting_ = Stop::kBetweenBlocks;
   if (settings.preemption == "instruction") stop_setting_ = Stop::kAtInstruction;
   tool_ = tool;
@@ -40,7 +41,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
   bool best_effort = false;
   bool latency = false;
   bool mps = false;
-  bool has_short_blocks = true;
+  Stop stop = Stop::kBetweenKernels;
   std::uint32_t us = 0;
   const bool slices_on = state_ == State::kOn;  // as of the last tick
   engine.for_each_device([&](Device& device) {
@@ -49,7 +50,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     best_effort = true;
     mps = mps || device.under_mps();
     us = std::max(us, device.slice_us(now));
-    has_short_blocks = device.has_short_blocks(now) && has_short_blocks;
+    stop = std::max(stop, device.stop(now));
     // Where requests are announced, the gate has the GPU clear when they come.
     device.gate.step_aside(slices_on && !setting_ && !device.announced(now));
   });
@@ -59,7 +60,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
            : mps            ? State::kMps
            : latency        ? State::kShared
                             : State::kOn;
-  stop_ = stop_setting_.value_or(has_short_blocks ? Stop::kBetweenBlocks : Stop::kAtInstruction);
+  stop_ = stop_setting_.value_or(best_effort ? stop : Stop::kAtInstruction);
   return state_ == State::kOn ? us : 0;
 }
 
@@ -75,9 +76,9 @@ void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
                 " us: kernels of other programs interrupt what it runs");
     }
     if (slices_.stop() != stopped) {
-      log::info(slices_.stop() == Stop::kBetweenBlocks
-                    ? "thread blocks of this program are short: it is interrupted where they end"
-                    : "this program is interrupted at any instruction");
+      log::info(slices_.stop() == Stop::kBetweenKernels  ? "this program is interrupted where its kernels end"
+                : slices_.stop() == Stop::kBetweenBlocks ? "this program is interrupted where its thread blocks end"
+                                                         : "this program is interrupted at any instruction");
     }
     if (state_ == State::kRefused && !std::exchange(said_, true)) {
       log::warning("this program's time slice cannot be set (" + slices_.why() +

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import ENTER, HOLDING, LEAVE, PATIENCE_S, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
+from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
 from support import Run
 
 NOT_SET = "cudasched: warning: this program's time slice cannot be set"
@@ -51,17 +51,18 @@ def test_programs_of_other_classes_keep_the_drivers(stage: Stage) -> None:
         assert (clients()[program.pid].time_slice, clients()[program.pid].time_slice_us) == ("", None)
 
 
-@pytest.mark.parametrize(("preemption", "us"), [("block", 200), ("instruction", 1), ("auto", 200)])
-def test_kernels_stop_between_blocks_where_these_are_short(stage: Stage, preemption: str, us: int) -> None:
-    # A kernel has one block, which takes 20 times as long here.
-    between = preemption == "block"
-    train = stage.run("best_effort", **PATIENT, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION=preemption)
-    train.call("gpu = Gpu()")
-    said = "it is interrupted where they end"
-    until = time.monotonic() + (PATIENCE_S if between else 8)
-    while said not in train.stderr and time.monotonic() < until:
-        train.call(f"gpu.launch(100, us={us}); gpu.synchronize(); time.sleep(0.05)")
-    assert (said in train.stderr) == between
+@pytest.mark.parametrize(("preemption", "where"), [("block", "its thread blocks"), ("kernel", "its kernels")])
+def test_the_place_of_a_stop_can_be_set(stage: Stage, preemption: str, where: str) -> None:
+    train = trainer(stage, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION=preemption)
+    eventually(lambda: f"interrupted where {where} end" in train.stderr, "it is said")
+
+
+def test_long_kernels_are_stopped_at_once(stage: Stage) -> None:
+    train = trainer(stage, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION="auto")
+    until = time.monotonic() + 8
+    while time.monotonic() < until:
+        train.call("gpu.launch(20, us=200); gpu.synchronize()")
+    assert "interrupted where" not in train.stderr
 
 
 def test_the_length_can_be_set(stage: Stage) -> None:
