@@ -42,12 +42,12 @@ class GraphProgram : public ::testing::Test {
     runtime::engine().slices().configure(settings);
   }
   // The builder looks every 20 ms.
-  static void configure_looks(int idle_looks) {
+  static void configure_looks(int idle_looks, std::int64_t look_ns = 20 * kNsPerMs) {
     runtime::SliceSettings settings;
     settings.when = When::kAlways;
     settings.slice_ns = 30'000;
     settings.most_build_ns = 60 * kNsPerSecond;
-    settings.look_ns = 20 * kNsPerMs;
+    settings.look_ns = look_ns;
     settings.idle_looks = idle_looks;
     runtime::engine().slices().configure(settings);
   }
