@@ -194,7 +194,7 @@ def colocation_table(results: Results) -> str:
         by_gpu = ", and of the GPU time left" if any(row.best_effort_gpu_ratio for row in these) else ""
         lines = [
             f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P50 and P99 over alone), best effort of "
-            f"what is left to it (and of that in time slices){by_gpu}.",
+            f"the time left to it (and of that in time slices){by_gpu}.",
             "",
             f"| arm | {' | '.join(f'beside {beside}' for beside in loads)} |",
             f"|---|{'---|' * len(loads)}",
@@ -230,7 +230,7 @@ def summary_table(results: Results) -> str:
 
 def overhead_table(results: Results) -> str:
     """A line for each thing measured."""
-    lines = ["| what | median ns | P99 ns | without, median ns | added ns |", "|---|---|---|---|---|"]
+    lines = ["| measured | median ns | P99 ns | without, median ns | added ns |", "|---|---|---|---|---|"]
     for row in results.rows:
         if isinstance(row, OverheadRow):
             added = row.ns_median - row.baseline_ns_median if row.added_ns_median is None else row.added_ns_median
@@ -417,7 +417,7 @@ def plot_figures(results: Results, directory: Path) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         better = " (less is better)" if rows[0].better == "less" else ""
-        axes.set_xlabel(f"ratio to what the name says{better}; thin: least to most; thick: the goal; orange: missed")
+        axes.set_xlabel(f"ratio to the arm in the name{better}; thin: least to most; thick: the goal; orange: missed")
         figure.savefig(directory / f"{part}.png", dpi=110)
 
 

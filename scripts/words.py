@@ -1,10 +1,12 @@
-"""Holds the documents, and the code's comments and docstrings, to plain words.
+"""Holds the documents, and the code's comments, docstrings and messages, to plain words.
 
-Of README.md and docs/*.md, code, generated tables and comments are not looked at.
+Of README.md and docs/*.md, code, generated tables and comments are not looked at. A message is a literal of four plain
+words or more: a log line, an error, a help text.
 
     words.py             fails where a figure is over its limit
     words.py --figures   the figures of all documents, as JSON
-    words.py FILE...     the figures of each file, and its long sentences and free "what", by line
+    words.py FILE...     the figures of each file, of a source those of its messages behind, and long sentences and free
+                         "what" by line
 
 A sentence ends with its mark, its paragraph, its list item or its table cell; fewer than five words are a label and no
 sentence. "What" is free outside of a question. "This", "that", "these" and "those" are pronouns where no noun follows
@@ -20,6 +22,7 @@ import pathlib
 import re
 import sys
 import tokenize
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -35,6 +38,7 @@ LIMITS = {
     "headers": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
     "sources": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
     "package": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
+    "messages": {"free_what_per_100": 0.15, "pronouns_per_100": 3.0, "words_per_sentence": 20.0},
 }
 FILES = {
     "documents": ["README.md", "docs/*.md"],
@@ -48,9 +52,11 @@ FILES = {
     ],
     "sources": ["csrc/**/*.cpp", "csrc/**/*.cu"],
     "package": ["python/**/*.py"],
+    "messages": ["python/**/*.py", "benchmarks/**/*.py", "csrc/**/*.[ch]*", "include/**/*.[hi]*"],
 }
 LONG = 25
 LABEL = 5
+PLAIN_WORDS = 4
 
 _BLOCKS = re.compile(
     r"<!-- (?:table|generated):.*?<!-- end -->"
@@ -77,6 +83,16 @@ _PRONOUN = re.compile(
 )
 
 
+_PLAIN = re.compile(r"(?<!\S)[A-Za-z][a-z']*[,.:;]?(?!\S)")
+_CODE = re.compile(r"^\s*(?:import|def|for|CREATE TABLE|[{}#<]|.* = .*\n)|[;{]$|[{};]\n", re.MULTILINE)
+# Literals of C++ that make one message: a value between them is a word of it. What looks like one in a comment, a
+# character or a raw literal is passed over.
+_LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"|\+[^"+;]+\+')
+_LITERALS = re.compile(
+    r"//[^\n]*|/\*.*?\*/|\bR\"(\w*)\(.*?\)\1\"|'(?:[^'\\\n]|\\.)+'"
+    r'|("(?:[^"\\\n]|\\.)*"(?:\s*(?:\+[^"+;]+\+\s*)?"(?:[^"\\\n]|\\.)*")*)',
+    re.DOTALL,
+)
 _COMMENT = re.compile(r"(?:^|(?<=[;{}),(\\]))\s*//+[/!<]*\s?(.*)$")
 
 
@@ -97,6 +113,46 @@ def _comments_of_python(text: str) -> str:
     return "\n".join(lines)
 
 
+def _literals_of_cpp(text: str) -> Iterator[tuple[int, str]]:
+    for match in _LITERALS.finditer(text):
+        if match[2] is not None:
+            parts = ["X" if part[1] is None else part[1] for part in _LITERAL.finditer(match[2])]
+            yield text.count("\n", 0, match.start()), "".join(parts).replace(r"\n", "\n").replace(r"\"", '"')
+
+
+def _literals_of_python(text: str) -> Iterator[tuple[int, str]]:
+    def said(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else None
+        if isinstance(node, ast.JoinedStr):
+            return "".join(said(part) or "X" for part in node.values)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = said(node.left), said(node.right)
+            return None if parts == (None, None) else "".join(part or "X" for part in parts)
+        return None
+
+    left: list[ast.AST] = [ast.parse(text)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue  # a docstring
+        literal = said(node)
+        if literal is None:
+            left.extend(ast.iter_child_nodes(node))
+        else:
+            yield node.lineno - 1, literal
+
+
+def messages(path: pathlib.Path) -> str:
+    """The messages of a source, each on the line where it begins."""
+    text = path.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for place, literal in (_literals_of_python if path.suffix == ".py" else _literals_of_cpp)(text):
+        if len(_PLAIN.findall(literal)) >= PLAIN_WORDS and not _CODE.search(literal):
+            lines[place] += literal.strip().replace("\n", " | ") + " | "
+    return "\n".join(lines)
+
+
 def read(path: pathlib.Path) -> str:
     """A document; of code, the comments and docstrings, each line where it is."""
     text = path.read_text(encoding="utf-8")
@@ -107,7 +163,8 @@ def read(path: pathlib.Path) -> str:
 
 def texts_of(group: str) -> list[str]:
     """The texts of `FILES`."""
-    return [read(path) for pattern in FILES[group] for path in sorted(ROOT.glob(pattern))]
+    reader = messages if group == "messages" else read
+    return [reader(path) for pattern in FILES[group] for path in sorted(ROOT.glob(pattern))]
 
 
 def prose(text: str) -> str:
@@ -155,11 +212,12 @@ def figures(texts: list[str]) -> dict[str, float]:
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
     for name in [] if arguments == ["--figures"] else arguments:
-        text = read(pathlib.Path(name))
-        for line, said in sentences(text):
-            if words(said) > LONG or free_what(said):
-                print(f"{name}:{line}: {words(said)} words: {said}")
-        print(f"{name}: {json.dumps(figures([text]))}")
+        path = pathlib.Path(name)
+        for text in [read(path)] if path.suffix == ".md" else [read(path), messages(path)]:
+            for line, said in sentences(text):
+                if words(said) > LONG or free_what(said):
+                    print(f"{name}:{line}: {words(said)} words: {said}")
+            print(f"{name}: {json.dumps(figures([text]))}")
     if arguments == ["--figures"]:
         print(json.dumps(figures(texts_of("documents"))))
     if arguments:

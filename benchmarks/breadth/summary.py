@@ -13,7 +13,7 @@ from benchmarks.results.schema import ColocationRow, Results
 MANAGED = {"cudasched_two_processes": "two processes", "cudasched_mps": "under MPS"}
 #: The same beside plain time slices.
 SHOWN = {"processes": "time slices", **MANAGED}
-#: What is promised: P99 over alone and best effort of what is left, typical and worst.
+#: What is promised: P99 over alone and best effort of the time left, typical and worst.
 P99_MEDIAN, P99_WORST, BOUND_MARGIN = 1.25, 1.5, 1.05
 BEST_EFFORT_MEDIAN, BEST_EFFORT_WORST = 0.99, 0.95
 #: A cell with less than this says what limits it.
@@ -34,7 +34,7 @@ def breadth_table(results: Results) -> str:
         alone = next((row.latency_ms for row in own if row.arm == "latency_alone" and row.latency_ms), None)
         said = f", alone {alone.p50:.2f}/{alone.p95:.2f}/{alone.p99:.2f} ms (P50/P95/P99)" if alone else ""
         lines = [
-            f"`{server}`, {own[0].arrivals} {own[0].rate_hz:g}/s{said}: P50/P99 over alone, best effort of what is "
+            f"`{server}`, {own[0].arrivals} {own[0].rate_hz:g}/s{said}: P50/P99 over alone, best effort of the time "
             "left (and of time slices).",
             "",
             f"| program | alone | {' | '.join(SHOWN.values())} | bound: P99 / alone |",
@@ -87,12 +87,12 @@ def breadth_figures(results: Results) -> str:
         lambda rows: str(sum(share < EXPLAINED for share in shares)) if (shares := of_slices(rows).values()) else "",
     )
     line(
-        "best effort of what is left, median",
+        "best effort of the time left, median",
         lambda rows: _judged(rows, statistics.median(_of("best_effort_ratio", rows)), BEST_EFFORT_MEDIAN, True),
     )
-    line("best effort of what is left, mean", lambda rows: f"{statistics.fmean(_of('best_effort_ratio', rows)):.3g}")
+    line("best effort of the time left, mean", lambda rows: f"{statistics.fmean(_of('best_effort_ratio', rows)):.3g}")
     line(
-        "best effort of what is left, worst",
+        "best effort of the time left, worst",
         lambda rows: _judged(rows, min(_of("best_effort_ratio", rows)), BEST_EFFORT_WORST, True)
         + f", {min(rows, key=lambda row: row.best_effort_ratio or 0.0).best_effort_load}",
     )

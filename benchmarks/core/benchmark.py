@@ -373,7 +373,7 @@ def measure_ci(session: Session) -> None:
     if session.options.ci_log is not None:
         said = re.findall(r"^(?:passed|FAILED): .* \((\d+) s\)$", session.options.ci_log.read_text(), re.MULTILINE)
         if not said:
-            raise HarnessError(f"{session.options.ci_log}: not what scripts/test.sh prints at its end")
+            raise HarnessError(f"{session.options.ci_log}: not the closing lines of scripts/test.sh")
         seconds = float(said[-1])
     if seconds is not None:
         session.store.keep("ci/seconds", seconds)

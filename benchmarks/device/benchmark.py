@@ -204,7 +204,7 @@ def finish(session: Session) -> None:
 
 
 BENCHMARK = Benchmark(
-    about="work queues against static distributions, and what graphs save",
+    about="work queues against static distributions, and the time that graphs save",
     groups={"queues": measure_queues, "graphs": measure_graphs},
     goals=GOALS,
     find=find,

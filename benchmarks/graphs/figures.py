@@ -142,7 +142,7 @@ def measure(lab: Processes) -> None:
 
 
 BENCHMARK = Benchmark(
-    about="what cutting graphs costs",
+    about="costs of cutting graphs",
     groups={"turns": in_processes(measure)},
     goals=GOALS,
     find=find,

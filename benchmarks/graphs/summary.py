@@ -37,7 +37,7 @@ def graphs_table(results: Results) -> str:
     names = [*WHOLE.values(), *(name for name, _ in SLICED.values())]
     lines = [
         f"`{rows[0].latency_load}`, {rows[0].arrivals} {rows[0].rate_hz:g}/s{said}: P50/P99 over alone, best effort of "
-        "what is left (and of time slices).",
+        "the time left (and of time slices).",
         "",
         f"| load | alone | {' | '.join(names)} | bound: P99 / alone | while slices are built: P99 / alone (requests) |",
         f"|---|---|{'---|' * (len(names) + 2)}",

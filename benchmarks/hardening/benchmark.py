@@ -61,7 +61,7 @@ def damaged_files(session: Session, kind: str) -> Found:
 
 
 BENCHMARK = Benchmark(
-    about="what damaged files do, how long an import takes and how large the wheel is",
+    about="damaged files, the time of an import and the size of the wheel",
     groups={
         "wheel": wheel,
         "import": imported,

@@ -138,7 +138,7 @@ def simulate(session: Session) -> None:
     measured = session.options.measured
     found = replayed.figures(load(measured), replayed.read(replayed.recording_path(measured)))
     if not found:
-        raise ValueError("nothing was measured beside what was recorded")
+        raise ValueError("nothing was measured beside the recording")
     for row in found:
         print(f"{row.figure}: off by {row.value:.1%}{'' if row.met else f', missed: {row.limited_by}'}")
     session.rows += found
@@ -152,7 +152,7 @@ BENCHMARK = Benchmark(
     settings={"arms": "", "repeats": (5, 1), "seconds": (6.0, 1.0)},
 )
 SIMULATED = Benchmark(
-    about="by how much the simulator is off of what host_bound measured",
+    about="the simulator's error against host_bound's measurements",
     groups={"replay": simulate},
     settings={"measured": RESULTS / "host_bound.json"},
     gpu=False,

@@ -129,7 +129,7 @@ def _taken_us(client: Any, server: Serving, protocol: str, count: int) -> list[f
 _WAKING = "35 to 38 us in turns in which the runner's core was idle and is woken, 13 us in the others"
 _LIMIT = "a request goes to the batcher's thread and back, and two threads of one interpreter wait for each other"
 BENCHMARK = Benchmark(
-    about="what a request costs in a batcher, over HTTP and over gRPC, beside Triton Inference Server",
+    about="the cost of a request in a batcher, over HTTP and over gRPC, beside Triton Inference Server",
     groups={"submit": submit, "grpc": noop("grpc"), "http": noop("http")},
     goals={
         "submit_us": (30.0, "less"),

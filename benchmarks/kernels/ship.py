@@ -55,7 +55,7 @@ def _on_this_gpu(name: str) -> str:
 def tune(arguments: Sequence[str]) -> int:
     """Entry point of `tune`: the time is divided between the shapes that have not been tuned."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels tune", description=tune.__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="a directory, where what is done is noted")
+    parser.add_argument("--out", type=Path, required=True, help="a directory for notes of finished work")
     parser.add_argument("--database", type=Path, default=None, help="where measurements go; default: the user's")
     parser.add_argument("--limit-s", type=float, default=590)
     parser.add_argument("--only", default="", help="kernels, with commas between them")

@@ -62,7 +62,7 @@ def gpu_minutes(session: Session) -> Found:
 
 PLACES = {"benchmarks_lines_removed": "benchmarks", "tests_lines_removed": "tests/benchmarks"}
 BENCHMARK = Benchmark(
-    about="lines that are no more since the lab, and what a repeat of main takes",
+    about="lines removed since the lab, and the time of a repeat of main",
     groups={"lines": removed, "main": gpu_minutes},
     goals={
         "benchmarks_lines_removed": (5000.0, "more"),

@@ -205,7 +205,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what is done is kept", file=sys.stderr)
+        print(f"{name}: interrupted; finished cells are kept", file=sys.stderr)
         return 130
     finally:
         if session:

@@ -189,7 +189,7 @@ def page(session: Session) -> Found:
 
 
 BENCHMARK = Benchmark(
-    about="what counting and tracing add to a launch, a scrape of 64 clients, and the page of `cudasched serve`",
+    about="the cost of counting and tracing for a launch, a scrape of 64 clients, and the page of `cudasched serve`",
     groups={"counters": counters, "trace": trace, "scrape": scrape, "page": page},
     goals={
         "counters_ns": (15.0, "less"),
@@ -201,8 +201,8 @@ BENCHMARK = Benchmark(
     },
     limits={
         "counters_ns": "two atomic additions of about 5 ns each on this machine",
-        "trace_ns": "four looks at the clock, and what the writer's thread takes from the caches",
-        "trace_bytes_a_record": "what is said of a launch",
+        "trace_ns": "four looks at the clock, and the cache lines that the writer's thread takes",
+        "trace_bytes_a_record": "the fields of a launch",
         "scrape_ms_64_clients": "Python's making of the text, a line at a time",
     },
     settings={"rounds": (10, 1), "clients": (64, 3), "browsers": (11, 1)},

@@ -145,7 +145,7 @@ class Bench:
             def run(rows: Any) -> float:
                 took = float(time_all(asked))
                 if took < 0:
-                    raise HarnessError("the predictor found what it should not know, or did not find what it should")
+                    raise HarnessError("the predictor knew an unknown kernel, or did not know a known one")
                 return took
 
             return run
@@ -291,7 +291,7 @@ SPEED = Benchmark(
     gpu=False,
 )
 COSTS = Benchmark(
-    about="what a prediction of the shipped model costs",
+    about="the cost of a prediction of the shipped model",
     groups={"costs": costs},
     goals={"miss_ns": (400.0, "less"), "hit_ns": (30.0, "less"), "four_predictions_ns": (1000.0, "less")},
     settings={"rounds": (2000, 10), "model": SHIPPED},

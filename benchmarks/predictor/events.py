@@ -142,7 +142,7 @@ def measure(session: Session) -> None:
 
 
 BENCHMARK = Benchmark(
-    about="what two events add to the kernel between them, with and without CUPTI",
+    about="the cost of two events for the kernel between them, with and without CUPTI",
     groups={"events": measure},
     settings={"samples": (1920, 40), "launches": Path},
     torch=False,

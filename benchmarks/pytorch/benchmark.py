@@ -279,7 +279,7 @@ def explain(session: Session) -> None:
 
 
 BENCHMARK = Benchmark(
-    about="what regions cost in PyTorch, threads of one process that differ by them, memory given back",
+    about="costs of regions in PyTorch, threads of one process that differ by them, memory given back",
     groups={
         "costs": costs,
         "give_back": in_processes(give_back),

@@ -45,7 +45,7 @@ MEASUREMENTS = 3
 #: Runs a side, what a check has by default, and what else is tried.
 SIZES = (6, 5, 8)
 MOST_COMPARISONS = 200
-WHY = f"what differs between measurements and processes, with {SIZES[0]} runs a side"
+WHY = f"differences between measurements and processes, with {SIZES[0]} runs a side"
 SEED = 20_261_123
 
 

@@ -373,7 +373,7 @@ class FigureRow(Strict):
     def _says_what_limits_it(self) -> FigureRow:
         if self.met == bool(self.limited_by):
             said = "meets its goal and has" if self.met else "misses its goal and does not say"
-            raise ValueError(f"{self.figure} {said} what limits it")
+            raise ValueError(f"{self.figure} {said} its limit")
         return self
 
     @property

@@ -190,8 +190,7 @@ void Descriptor::move_up() noexcept {
 
 std::string closed(const std::string& path) {
   return "the program closed the descriptor of the client table " + path +
-         ", which it had not opened, and its locks fell; let it close descriptors before its first CUDA call, or only "
-         "its own";
+         ", and the table's locks fell; let it close descriptors before the first CUDA call, or only its own";
 }
 
 bool try_lock(Descriptor& file, off_t byte) noexcept {

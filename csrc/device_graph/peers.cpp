@@ -72,7 +72,7 @@ void enable_peer_access(CUcontext from, CUcontext to) {
   check(asked, "cuDeviceCanAccessPeer");
   if (can == 0) {
     throw UnsupportedError("GPU " + std::to_string(of_from) + " cannot use memory of GPU " + std::to_string(of_to) +
-                           ": no NVLink and no PCIe path between them allows it");
+                           ": no NVLink and no PCIe path between the two");
   }
   const Current current(from);
   current.need();

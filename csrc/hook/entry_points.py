@@ -225,7 +225,7 @@ def _check(point: EntryPoint, where: str) -> None:
     if point.meaning in NEED_HOOK and not point.taken_over:
         raise TableError(f"{where}: {point.symbol}: {point.meaning} needs a function in csrc/hook (hook)")
     if point.meaning == "begin-capture" and point.treatment != "drain":
-        raise TableError(f"{where}: {point.symbol}: what is queued would be captured: begin-capture drains")
+        raise TableError(f"{where}: {point.symbol}: queued launches would be captured: begin-capture drains")
     if point.meaning in ENDS and point.treatment != "defer" and point.scope not in SCOPES_OF_ENDS:
         scopes = " or ".join(SCOPES_OF_ENDS)
         raise TableError(f"{where}: {point.symbol}: {point.meaning} drains for {scopes}, or is deferred")

@@ -349,7 +349,7 @@ int cudasched_hook_search(const struct cudasched_hook_places* places, char* path
             places->driver, description(kind));
   } else {
     explain(&search, "no NVIDIA driver found (libcuda.so.1 for " PROCESSOR
-                     "): install it, or set CUDASCHED_DRIVER to its path. "
+                     "): install one, or set CUDASCHED_DRIVER to the path of one. "
                      "Looked in");
     found = consider_places(&search, places);
   }

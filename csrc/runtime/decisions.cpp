@@ -18,7 +18,7 @@ constexpr std::array<std::string_view, telemetry::kWaitReasons> kReasons{
     "latency work just done",
     "announced latency work",
     "foreseen work",
-    "what is in flight",
+    "work in flight",
     "another client's turn",
     "members of its job",
     "a short backlog",

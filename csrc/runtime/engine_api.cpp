@@ -48,8 +48,8 @@ std::int64_t checked_hint_ns(double within_ms) {
   const double within_ns = within_ms * static_cast<double>(cudasched::kNsPerMs);
   if (!(within_ns >= 1) || within_ms > kMostMs) {
     throw cudasched::ConfigError(
-        "latency work is expected within a time in milliseconds, over 0 and at most 1000 (say it again for what comes "
-        "later); got " +
+        "latency work is expected within a time in milliseconds, over 0 and at most 1000 (later work wants another "
+        "call); got " +
         std::to_string(within_ms));
   }
   return static_cast<std::int64_t>(within_ns);

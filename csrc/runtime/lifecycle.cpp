@@ -102,7 +102,7 @@ void Lifecycle::start() noexcept {
     (void)at_exit;
     const bool covers = !engine_.settings_.coverage_directory.empty();
     if (covers) {
-      write_coverage_report("it did not come to its end");
+      write_coverage_report("the program did not come to an end");
       try {
         telemetry::start_coverage(engine_.settings_.cupti_path);
       } catch (const std::exception& error) {

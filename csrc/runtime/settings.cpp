@@ -48,7 +48,7 @@ struct Variable {
 
 using When = SliceSettings::When;
 #define SETTING(type, member, initial, NAME, form) \
-  static_assert(forms::fits<type>(form, initial), #NAME ": its type or its default is not of its form");
+  static_assert(forms::fits<type>(form, initial), #NAME ": the type or the default is not of the setting's form");
 #define SLICE_SETTING SETTING
 #define ELSEWHERE(...)
 #include "runtime/settings.inc"

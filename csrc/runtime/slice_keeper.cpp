@@ -73,7 +73,7 @@ void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
   try {
     if (us != 0 && state_ == State::kOn && slices_.us() != before) {
       log::info("the time slice of this program's contexts is " + std::to_string(us) +
-                " us: kernels of other programs interrupt what it runs");
+                " us: kernels of other programs interrupt its kernels");
     }
     if (slices_.stop() != stopped) {
       log::info(slices_.stop() == Stop::kBetweenKernels  ? "this program is interrupted where its kernels end"
@@ -82,11 +82,11 @@ void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
     }
     if (state_ == State::kRefused && !std::exchange(said_, true)) {
       log::warning("this program's time slice cannot be set (" + slices_.why() +
-                   "): what it runs is not interrupted for others, and the gate alone holds it back");
+                   "): its kernels are not interrupted for others, and the gate alone holds it back");
     }
     if (state_ == State::kLost && !std::exchange(said_, true)) {
       log::warning(
-          "this program has closed files of the NVIDIA driver: what it runs is not interrupted for others, and the "
+          "this program has closed files of the NVIDIA driver: its kernels are not interrupted for others, and the "
           "gate alone holds it back");
     }
     if (state_ == State::kMps && longest_ns(engine) > kUsualSliceNs && !std::exchange(said_, true)) {

@@ -113,8 +113,9 @@ bool Ticker::tend(Device& device, std::int64_t now) noexcept {
         break;
       case Condition::kRepaired:
         if (!std::exchange(said_repaired_, true)) {
-          log::warning(device.table().why() + "; it was repaired, and its clients are registered anew. Let nothing " +
-                       "but cudasched write to it");
+          log::warning(device.table().why() +
+                       "; cudasched has repaired the table and registered the clients anew. Let nothing "
+                       "but cudasched write to the table");
         }
         break;
       case Condition::kMoved:
@@ -166,7 +167,7 @@ void Ticker::watch_policy(Device& device, std::int64_t now) noexcept {
   const bool hangs = since != 0 && now - since > kPolicyHangsNs;
   device.table().slot(slot).policy_since_ns.store(hangs ? since : 0, std::memory_order_relaxed);
   if (hangs && !std::exchange(said_policy_hangs_, true)) {
-    log::error("this program's policy has not answered for a second and cannot be cancelled; its launch waits for it");
+    log::error("this program's policy has not answered for a second and cannot be cancelled; the launch waits");
   }
 }
 

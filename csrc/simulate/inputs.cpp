@@ -60,14 +60,14 @@ void check(const ReplayClient& client) {
   const bool negative_time = client.slo_ns < 0 || client.prepare_ns < 0 || client.expect_ns < 0 || client.joins_ns < 0;
   if (negative_time) refuse("a time is negative");
   if (!client.arrivals_ns.empty() && client.arrivals_ns.front() < client.joins_ns)
-    refuse("it has work before it joins");
+    refuse("work begins before the client joins");
   std::size_t before = 0;
   for (const std::size_t end : client.request_ends) {
-    if (end <= before || end > client.launches.size()) refuse("its requests do not divide its launches");
+    if (end <= before || end > client.launches.size()) refuse("the requests do not divide the launches");
     before = end;
   }
   if (!client.request_ends.empty() && before != client.launches.size()) {
-    refuse("its last request does not end with its last launch");
+    refuse("the last request does not end with the last launch");
   }
 }
 

@@ -50,16 +50,16 @@ _LOCK = ".lock"
 
 _WHY = {
     "no_client": "there is no such client; it may have ended",
-    "ended": "it ended before it answered",
-    "busy": "another change of it was not over in time; try again",
-    "withdrawn": "it did not answer in time (it may be stopped, or waiting for its disk), and nothing was changed",
-    "unclear": "it was stopped while it made the change, which may hold or not; look at it again",
-    "regions": "its regions decide its class; change them in the program",
-    "policy_hangs": "its own policy does not answer, and cannot be replaced",
-    "holds_more": "it holds more than that on a GPU; it has to free some first",
-    "traced": "it is being traced already",
-    "no_trace": "its trace cannot be written beside the GPU's table; its log says why",
-    "unknown": "it knows no such setting or value; it may be damaged",
+    "ended": "the client ended before an answer",
+    "busy": "another change of the client was not over in time; try again",
+    "withdrawn": "the client did not answer in time (stopped, or waiting for a disk?), and nothing was changed",
+    "unclear": "the client was stopped during the change, which may hold or not; look again",
+    "regions": "regions decide the class of the client; change the regions in the program",
+    "policy_hangs": "the program's own policy does not answer, and cannot be replaced",
+    "holds_more": "the client holds more on a GPU; free memory in the program first",
+    "traced": "the client is being traced already",
+    "no_trace": "the trace cannot be written beside the GPU's table; the program's log says why",
+    "unknown": "the client knows no such setting or value; the table may be damaged",
 }
 
 

@@ -195,7 +195,7 @@ def _devices() -> Iterator[Check]:
         return
     closed = [str(node) for node in there if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
-        remedy = "join the group that owns them (ls -l shows it), or ask who runs the machine"
+        remedy = "join the group that owns these files (ls -l), or ask the administrator"
         yield Check("GPU", "problem", f"you may not use {', '.join(closed)}", remedy)
     else:
         yield Check("GPU", "ok", f"{sum(node.name[6:].isdigit() for node in there)} that you may use")
@@ -254,9 +254,7 @@ def _mps() -> Iterator[Check]:
     elif shutil.which(keeper.TOOL):
         yield Check("MPS", "ok", "no daemon runs; `cudasched run --mps` starts one")
     else:
-        yield Check(
-            "MPS", "note", f"{keeper.TOOL} is not there", "`cudasched run --mps` needs it: it comes with the driver"
-        )
+        yield Check("MPS", "note", f"{keeper.TOOL} is not there", "`cudasched run --mps` needs this part of the driver")
 
 
 def _time_slices() -> Iterator[Check]:
@@ -266,7 +264,7 @@ def _time_slices() -> Iterator[Check]:
     refused = [client for state, client in told.items() if state in ("refused", "closed", "unseen")]
     if refused:
         why = f"{refused[0].name} ({refused[0].pid}): {refused[0].time_slice}"
-        remedy = "its gate alone holds it back (docs/design.md, Who stops what)"
+        remedy = "its gate alone holds it back (docs/design.md)"
         yield Check("time slices", "note", f"kernels of best-effort programs are not interrupted: {why}", remedy)
     elif client := told.get("on"):
         yield Check("time slices", "ok", f"{client.time_slice_us} us for {client.name} ({client.pid})")
@@ -288,7 +286,7 @@ def _pytorch() -> Iterator[Check]:
     if version := _version_of("torch"):
         yield Check("PyTorch", "ok", f"{version}: import cudasched before it, or use `cudasched run`")
     else:
-        yield Check("PyTorch", "note", f"not installed for {sys.executable}", "only programs that use it need it")
+        yield Check("PyTorch", "note", f"not installed for {sys.executable}", "only PyTorch programs need PyTorch")
 
 
 def _extras_of(requirements: Sequence[str]) -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpu-baselines",
         choices=_MODES,
         default="check",
-        help="What tests with the fixture gpu_baseline do: check, save anew, add runs, or skip.",
+        help="How tests with the fixture gpu_baseline go: check, save anew, add runs, or skip.",
     )
     group.addoption(
         "--gpu-baseline-runs",

@@ -73,6 +73,26 @@ def test_of_code_the_comments_and_docstrings_are_looked_at(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "a.py",
+            '"""No message, four words."""\nraise Error(f"{n} launches of one kernel" + " were " + lost)\nrun("a b")\n',
+            "\nX launches of one kernel were X | \n\n",
+        ),
+        (
+            "a.cpp",
+            '// "it is no message"\nError("the table " + path + " is not "\n  "one of\\nours");\nchar c = \'"\';\n',
+            "\nthe table X is not one of | ours | \n\n\n",
+        ),
+    ],
+)
+def test_messages_are_literals_of_four_words(tmp_path: Path, name: str, code: str, said: str) -> None:
+    (tmp_path / name).write_text(code)
+    assert words.messages(tmp_path / name) == said
+
+
+@pytest.mark.parametrize(
     ("said", "count"),
     [("It does what it says.", 1), ("What does it say?", 0), ('"What next?"', 0), ("What a launch costs", 1)],
 )

@@ -145,7 +145,7 @@ def test_recordings_make_a_baseline_that_is_read_as_it_was_written(tmp_path: Pat
     ("rows", "said", "message"),
     [
         ([], {}, "is empty: no launch was recorded"),
-        ([launch()], {"cut_short": "1"}, "is cut short: 1 of its processes did not come to their end; record it again"),
+        ([launch()], {"cut_short": "1"}, "is cut short: 1 of the processes did not come to an end; record again"),
         ([launch(duration_ns=None)] * 3, {}, "lacks the times of 3 of 3 launches"),
         ([launch()] * 8, {"lost": "2"}, "lacks the times of 2 of 10 launches"),
     ],
@@ -257,7 +257,7 @@ def test_a_baseline_of_another_gpu_or_clock_is_refused(about: dict[str, Any], me
 
 def test_a_baseline_of_another_model_is_refused() -> None:
     other = {"a": 0.0, "b": 0.0, "e": 0.0, "f": 0.0, "x": 5.0, "y": 5.0}
-    with pytest.raises(Error, match=r"take only 33% of the device time of the baseline: this is another program or"):
+    with pytest.raises(Error, match=r"take only 33% of the device time of the baseline: the program or the model is"):
         baseline.check(made(), made(other, seed=2))
 
 

@@ -319,7 +319,7 @@ def test_coverage_of_nothing_does_not_pass(cudasched: Run, simulated: Path) -> N
     ("end", "said"),
     [
         ("os._exit(0)", "launches on the device cannot be observed"),
-        ("os.kill(os.getpid(), 9)", "did not come to its end"),
+        ("os.kill(os.getpid(), 9)", "did not come to an end"),
     ],
 )
 def test_a_forked_child_has_a_report_however_it_ends(cudasched: Run, simulated: Path, end: str, said: str) -> None:

@@ -187,7 +187,7 @@ def test_two_programs_are_changed_apart() -> None:
 def test_a_program_with_regions_says_its_class_itself() -> None:
     with program("serve.py", "region"):
         client = named("serve.py")
-        with pytest.raises(control.ControlError, match="its regions decide its class") as refused:
+        with pytest.raises(control.ControlError, match="regions decide the class of the client") as refused:
             control.change(client.id, client_class="best_effort")
         assert (refused.value.reason, refused.value.applied) == ("regions", ())
         assert control.change(client.id, priority=3).client_class == "normal"

@@ -228,7 +228,7 @@ def test_an_error_says_who_holds_what(stage: Stage) -> None:
     assert training.number(f"allocate({700 * MIB})") > 0
     server = a_program(stage, "latency")
     assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
-    (line,) = [line for line in server.stderr.splitlines() if "Who holds what" in line]
+    (line,) = [line for line in server.stderr.splitlines() if "Holders: " in line]
     assert f"train.py ({training.pid}) 700.0 MiB best_effort" in line
     assert "has no 600.0 MiB left for this program (latency)" in line
     assert "of 1000.0 MiB are free" in line

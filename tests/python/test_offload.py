@@ -394,7 +394,7 @@ def test_the_end_of_a_program_with_work_in_the_ring(
     assert train.process.wait(PATIENCE_S) == code
     (report,) = [json.loads(path.read_text()) for path in reports.iterdir()]
     assert report["hook_launches"] == (51 if runs else 0)
-    assert (report["error"] == "it did not come to its end") == (not runs)
+    assert (report["error"] == "the program did not come to an end") == (not runs)
     serve.call("gpu.launch(); gpu.synchronize()")
     assert set(clients()) == {serve.pid}
 

@@ -162,7 +162,7 @@ def test_a_client_with_regions(server: Serving) -> None:
         client = server.client("serve.py")
         eventually(lambda: server.client("serve.py")["regions"] != [])
         status, answer, _ = server.ask(f"api/v1/clients/{client['id']}", "PATCH", {"client_class": "latency"})
-        assert status == 409 and "its regions decide its class" in answer["detail"]
+        assert status == 409 and "regions decide the class of the client" in answer["detail"]
 
 
 BODIES: list[tuple[object, int, str]] = [

@@ -197,7 +197,7 @@ def test_an_out_of_memory_error_says_who_holds_what(
         raise OutOfMemoryError("CUDA out of memory")
     if sys.version_info >= (3, 11):
         (note,) = raised.value.__notes__
-        assert note == ("cudasched: who holds what: train.py (3) 40.0 GiB best_effort, serve.py (1) 1.0 GiB latency")
+        assert note == ("cudasched: holders: train.py (3) 40.0 GiB best_effort, serve.py (1) 1.0 GiB latency")
 
 
 def test_a_program_that_never_asks_loses_no_record(does: Does) -> None:

@@ -356,7 +356,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """,
     )
     assert ended.returncode == 128 + signal.SIGKILL
-    assert "1 of the processes did not come to their end; what they had written is there" in ended.stderr
+    assert "1 of the processes did not come to their end; the launches written before are there" in ended.stderr
     assert len(parse(TRACE).of("launch")) == 20
     assert not parts_of(TRACE).exists()
 
@@ -381,7 +381,7 @@ def test_a_killed_command_is_finished_later(command: str, cudasched: Run, simula
         pass
     assert done.returncode == 2
     third = cudasched("trace", "-o", str(TRACE), "--", "true")
-    assert "holds what a trace into out.pftrace left that was never finished" in third.stderr
+    assert "holds the files of a trace into out.pftrace that was never finished" in third.stderr
     finished = cudasched("trace", "-o", str(TRACE))
     assert finished.returncode == 0, finished.stderr
     assert len(parse(TRACE).of("launch")) == 20

@@ -57,7 +57,7 @@ def test_the_spaces_of_the_kernels_have_a_thousand_to_five_thousand_configuratio
         ("UNROLL = [1, 2, 4, 8]", "UNROLL = {from = 1, to = 9e9}", "more than"),
         ("UNROLL = [1, 2, 4, 8]", 'UNROLL = ["a; rm -rf /"]', "no plain text"),
         ('"threads <= 512"', '"thread <= 512"', "did you mean 'threads'?"),
-        ('"threads <= 512"', "\"__import__('os')\"", "calls what is none of"),
+        ('"threads <= 512"', "\"__import__('os')\"", "calls another function than"),
         ('"threads <= 512"', '"THREADS.real"', "Attribute, which expressions may not have"),
         ('"threads <= 512"', '"THREADS // (VECTOR - VECTOR)"', "cannot be computed"),
         ('grid = "ceil_div(n, THREADS * VECTOR * UNROLL)"', 'grid = "n / 3"', "ceil_div(a, b) rounds up"),

@@ -175,7 +175,7 @@ void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
       text += "; " + size_text(free_bytes) + " of " + size_text(all_bytes) + " are free";
     }
     const std::string holders = holders_text(known->table());
-    text += ". Who holds what: " + (holders.empty() ? "no client of cudasched holds any" : holders);
+    text += ". Holders: " + (holders.empty() ? "no client of cudasched holds any" : holders);
     if (!unanswered.empty()) text += ". Did not give memory back in time: " + unanswered;
     log::warning(text);
   } catch (const std::exception&) {  // no memory for a message

@@ -203,7 +203,7 @@ def check(table: pa.Table) -> None:
     if version != SCHEMA:
         raise Error(
             f"the recording has schema version {version}, and this cudasched reads {SCHEMA}: "
-            "record it anew, or read it with the cudasched that wrote it"
+            "record anew, or use the cudasched that recorded"
         )
     missing = [name for name in [*_KEY, *_OF_KERNEL, *_OTHERS] if name not in table.column_names]
     if missing:

@@ -29,10 +29,10 @@ class Affected(_Frozen):
 class Finding(_Frozen):
     """One thing to change, and the possible gain."""
 
-    rule: str = Field(description="Which rule found it; docs/advise.md lists them.")
+    rule: str = Field(description="The rule; docs/advise.md lists all rules.")
     level: Level
-    reason: str = Field(description="What is wrong, with the figures.")
-    recommendation: str = Field(description="What to do about it.")
+    reason: str = Field(description="The fault, with the figures.")
+    recommendation: str = Field(description="The change that helps.")
     expected_gain: float = Field(ge=0, le=1, description="Part of the time that may be saved; an estimate.")
     time_at_stake_ns: int | None = Field(
         description="Time x expected gain over the run, ns; null if nothing was timed."
@@ -53,7 +53,7 @@ class Kernel(_Frozen):
     graph: int = Field(description="Number of the executable graph in its process; 0 for kernels.")
     origin: str = Field(description="The library or compiler whose kernel it is, or own.")
     changeable: bool = Field(
-        description="Whether the user can change its launch shape; only then is there advice on it."
+        description="Whether the user can change the launch shape; only then is there advice on the shape."
     )
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -65,7 +65,7 @@ class Kernel(_Frozen):
     launches: int
     timed_launches: int
     overlapped_launches: int = Field(
-        description="Ran beside other launches of the process, so that their times include them."
+        description="Ran beside other launches of the process, whose time is in the kernel's time."
     )
     time_ns: int | None = Field(
         description="Device time of all launches; untimed ones count as the mean, or as predicted."
@@ -76,7 +76,7 @@ class Kernel(_Frozen):
     blocks_per_sm: int | None = Field(description="That are resident together, exact; null if not known.")
     occupancy: float | None = Field(description="Resident warps of a full SM / warps that it can hold; exact.")
     limited_by: tuple[str, ...] = Field(
-        description="What allows no more blocks: warps, blocks, registers, shared_memory."
+        description="The resource that allows no more blocks: warps, blocks, registers, shared_memory."
     )
     waves: float | None = Field(description="Blocks / blocks that the whole device holds.")
     tail_fill: float | None = Field(description="How full the last wave is, 0 to 1.")
@@ -85,13 +85,13 @@ class Kernel(_Frozen):
     )
     block_efficiency: float | None = Field(description="Threads of a block / threads of its warps.")
     bytes_per_s: float | None = Field(
-        description="What a launch has to move at least, over its measured time; null where its work is not known."
+        description="The bytes that a launch has to move, over its measured time; null where its work is not known."
     )
     flops_per_s: float | None = Field(
         description="Additions and multiplications over the measured time; null where its work is not known."
     )
     peak_share: float | None = Field(
-        description="The greater of both over what the GPU can do, 0 to 1; null where either is not known."
+        description="The greater of both over the GPU's peak, 0 to 1; null where either is not known."
     )
     idle_before_ns: int | None = Field(
         description="Time that the device stood idle before these launches but the first, gaps up to 1 ms."
@@ -130,7 +130,7 @@ class Report(_Frozen):
     launches: int
     timed_launches: int
     time_ns: int | None = Field(description="Device time of all launches, null if nothing was timed or predicted.")
-    notes: tuple[str, ...] = Field(description="What limits this report.")
+    notes: tuple[str, ...] = Field(description="Limits of this report.")
     program: tuple[Finding, ...] = Field(description="On the program as a whole.")
     functions: tuple[Function, ...] = Field(description="The most time first.")
     kernels: tuple[Kernel, ...] = Field(description="By launch shape, the most time first.")

@@ -471,7 +471,7 @@ def slower_than_predicted(subjects: Sequence[Subject], name_of: Callable[[str], 
         level=level_of(gain, None),
         reason=f"three quarters of {len(against)} library kernels take {times:.1f} times as long as predicted and more",
         recommendation="look at the clocks and the power limit while it runs (nvidia-smi -q -d CLOCK,PERFORMANCE), and "
-        "at what else used the GPU",
+        "at other programs on the GPU",
         expected_gain=round(gain, 3),
         time_at_stake_ns=round(gain * sum(subject.group.time_ns or 0 for subject in subjects)),
         shown="slower_than_predicted" in SHOWN,

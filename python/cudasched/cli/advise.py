@@ -70,7 +70,7 @@ def _checked(output: Path | None) -> Output | None:
 
 def command(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run and record, after `--`.")
+        list[str] | None, typer.Argument(metavar="PROGRAM [ARGS]...", help="The program to record, after `--`.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")

@@ -23,7 +23,9 @@ EXAMPLE = "Example: cudasched analyze -o report.html -- python program.py"
 
 
 def command(
-    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`; twice.")],
+    program: Annotated[
+        list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="The program, after `--`; runs twice.")
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
     ] = None,

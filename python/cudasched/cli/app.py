@@ -96,7 +96,7 @@ def _start(
     "cudasched run --class best_effort -- python train.py",
 )
 def run(
-    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run, after `--`.")],
+    program: Annotated[list[str], typer.Argument(metavar="PROGRAM [ARGS]...", help="The program, after `--`.")],
     client_class: Annotated[
         str | None, typer.Option("--class", metavar="CLASS", help="latency, normal or best_effort.")
     ] = None,
@@ -134,7 +134,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="How `cudasched status` calls the program.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with the settings.")] = None,
     check_coverage: Annotated[
-        bool, typer.Option(help="Count what the device runs, and say how much of it cudasched saw.")
+        bool, typer.Option(help="Count the device's launches, and say how many cudasched saw.")
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="With --check-coverage: JSON on standard error in place of the table.")

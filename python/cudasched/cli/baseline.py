@@ -31,13 +31,13 @@ _MOST_RUNS = 1000
 
 app = typer.Typer(
     name="baseline",
-    help="Find what got slower in a program, beyond the noise from run to run: kernels, regions, waits.",
+    help="Find the kernels, regions and waits of a program that got slower, beyond the noise from run to run.",
     no_args_is_help=True,
 )
 
 _Program = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PROGRAM [ARGS]...", help="What to run and record, after `--`."),
+    typer.Argument(metavar="PROGRAM [ARGS]...", help="The program to record, after `--`."),
 ]
 _Data = Annotated[
     list[Path] | None,
@@ -100,7 +100,7 @@ def save(
     earlier = baseline.load(output) if add else None
     made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
     if earlier is not None:
-        made = baseline.merged(earlier, made, str(output), "what was recorded now")
+        made = baseline.merged(earlier, made, str(output), "the new recording")
     target.write(made.model_dump_json(indent=1) + "\n")
     sessions = len({run.session for run in made.runs})
     recorded = f"{counted(len(made.runs), 'run', 'runs')} of {counted(sessions, 'session', 'sessions')}"

@@ -16,7 +16,7 @@ def _size(count: int) -> str:
 
 
 def command(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and remove none.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Trained models and the tuner's measurements, too.")
     ] = False,

@@ -42,20 +42,20 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[PROGRAM [ARGS]...]",
-            help="What to run, after `--`. Without it, a collection that was killed is finished.",
+            help="The program, after `--`. Without it, a collection that was killed is finished.",
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The data set, a Parquet file; what was there is replaced.")
+        Path, typer.Option("--output", "-o", help="The data set, a Parquet file; an earlier one is replaced.")
     ] = Path("data.parquet"),
     timing: Annotated[
         str,
         typer.Option(
             help="cupti: the device's own times. events: CUDA events around each launch, coarser, no CUPTI. both: the "
-            "device's own, and beside them what events gave."
+            "device's own, and beside them those of events."
         ),
     ] = "cupti",
-    label: Annotated[str, typer.Option(help="What the launches are; the column `label`.")] = "",
+    label: Annotated[str, typer.Option(help="A name for the launches; the column `label`.")] = "",
     quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors and warnings.")] = False,
 ) -> int:
     """Record every kernel and graph launch of an unmodified program: shape, parameters, occupancy, time."""
@@ -174,7 +174,7 @@ def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
         ("untimed", "launches have no time, because the device gave none"),
         ("mismatched", "launches have no time, because CUPTI's records did not fit them"),
         ("by_order", "launches were joined with their times by their order alone, because CUPTI gave no correlation"),
-        ("cut_short", "of the processes did not come to their end; what they had written is there"),
+        ("cut_short", "of the processes did not come to their end; the launches written before are there"),
     ):
         if number(name):
             _say(f"warning: {number(name):,} {what}")
@@ -247,7 +247,7 @@ def _finish(directory: Path, target: Output, code: int, quiet: bool) -> int:
         metadata = convert(directory, target)
     except OSError as error:
         raise Error(
-            f"{target.path} cannot be written ({error}); what was recorded stays in {directory}, and "
+            f"{target.path} cannot be written ({error}); the recorded launches stay in {directory}, and "
             f"`cudasched collect -o {target.path}` finishes it"
         ) from error
     shutil.rmtree(directory, ignore_errors=True)

@@ -19,7 +19,7 @@ DEFAULT_PORT = 9464
 
 app = typer.Typer(
     name="metrics",
-    help="What every client on this machine has counted, for Prometheus (docs/metrics.md).",
+    help="The counts of every client on this machine, for Prometheus (docs/metrics.md).",
     no_args_is_help=True,
 )
 
@@ -27,7 +27,8 @@ app = typer.Typer(
 @app.command(epilog="Example: cudasched metrics serve --port 9464")
 def serve(
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 is all of them: anybody who reaches it can read.")
+        str,
+        typer.Option(help="The address to listen on; 0.0.0.0 is all of them, for every host."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free, which is said.")] = DEFAULT_PORT,
 ) -> int:

@@ -119,7 +119,7 @@ def run_program(
     if apart and apart.passes_on:
         _warn(f"{program[0]} is not managed, and programs that it starts or becomes are: {apart.why}")
     elif apart:
-        _warn(f"{program[0]} and what it starts run unmanaged: {apart.why}")
+        _warn(f"{program[0]} and its child processes run unmanaged: {apart.why}")
     if with_mps:
         _join_mps(Path(core.run_directory()))
     os.environ.update(_preload.added(hook.locate(), os.environ))

@@ -74,7 +74,8 @@ def command(
     grpc_port: GrpcPort = None,
     token_file: TokenFile = None,
     audit_log: Annotated[
-        Path | None, typer.Option(help="Who changed what. Default: audit.jsonl beside the default token file.")
+        Path | None,
+        typer.Option(help="The log of changes. Default: audit.jsonl beside the default token file."),
     ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,

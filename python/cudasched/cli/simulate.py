@@ -151,14 +151,14 @@ def command(
     expect_ms: Annotated[float, typer.Option(help="So long ahead is each arrival announced, ms.")] = 0.0,
     sharing: Annotated[str, typer.Option(help="two_processes (time slices), mps or one_process.")] = "two_processes",
     blocking: Annotated[bool, typer.Option("--blocking", help="The gate holds the programs; no offload.")] = False,
-    recording_us: Annotated[float, typer.Option(help="What recording cost the programs a launch, us.")] = 0.0,
+    recording_us: Annotated[float, typer.Option(help="The cost of recording for each launch, us.")] = 0.0,
     foresee: Annotated[bool, typer.Option("--foresee", help="Long launches look out for periodic arrivals.")] = False,
     seconds: Annotated[float, typer.Option(help="Simulated time, s.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of arrivals and predictions.")] = 1,
     measured: Annotated[
         Path | None, typer.Option(help=f"Results on a GPU to compare with. Default: {_MEASURED}, where there is one.")
     ] = None,
-    load: Annotated[str | None, typer.Option(help="What those results call the trace, if it does not say so.")] = None,
+    load: Annotated[str | None, typer.Option(help="The trace's name in those results.")] = None,
     output: Annotated[Path | None, typer.Option(help="A plot, PNG or SVG.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md).")] = False,
 ) -> int:

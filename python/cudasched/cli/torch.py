@@ -12,12 +12,12 @@ from cudasched.errors import HookError
 
 __all__ = ["app"]
 
-app = typer.Typer(name="torch", help="What belongs to PyTorch: its extension.", no_args_is_help=True)
+app = typer.Typer(name="torch", help="The extension for PyTorch.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: cudasched torch build")
 def build(
-    again: Annotated[bool, typer.Option("--again", help="Compile it though it is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Compile again.")] = False,
 ) -> None:
     """Compile the PyTorch extension for the PyTorch that is installed, which is else done at its first use."""
     from cudasched.torch import _extension

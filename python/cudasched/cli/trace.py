@@ -36,10 +36,10 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[PROGRAM [ARGS]...]",
-            help="What to run, after `--`. Without it, a trace that was killed is finished.",
+            help="The program, after `--`. Without it, a trace that was killed is finished.",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace; what was there is replaced.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace; an earlier file is replaced.")] = Path(
         "out.pftrace"
     ),
     format: Annotated[
@@ -112,7 +112,7 @@ def _report(output: Path, summary: Summary, quiet: bool) -> int:
     for count, what in (
         (summary.dropped, "records were dropped, for want of room in memory"),
         (summary.rotated_away, "records, the oldest, were deleted to keep --limit-mb"),
-        (summary.cut_short, "of the processes did not come to their end; what they had written is there"),
+        (summary.cut_short, "of the processes did not come to their end; the launches written before are there"),
         (
             summary.without_time,
             "launches have no time in the flame graph: only best-effort ones are predicted; --device-times times all",

@@ -18,7 +18,7 @@ __all__ = ["command"]
 def command(
     program: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROGRAM [ARGS]...]", help="What to run and record, after `--`."),
+        typer.Argument(metavar="[PROGRAM [ARGS]...]", help="The program to record, after `--`."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A recording of `cudasched collect`, in place of a program.")
@@ -42,7 +42,7 @@ def command(
             if not read(data).num_rows:
                 raise Error("there is nothing to train on")
             if code != 0:
-                print(f"cudasched: the program ended with {code}; what it launched is trained on", file=sys.stderr)
+                print(f"cudasched: the program ended with {code}; its launches are trained on", file=sys.stderr)
         trained = train(data, output, threads=threads)
     print(f"{trained.path}: a model for {trained.gpu} ({trained.architecture})")
     print(f"trained on {trained.different:,} different launches of {trained.launches:,}")

@@ -28,7 +28,7 @@ def command(
         Path | None,
         typer.Argument(metavar="[KERNEL.cu]", help="The kernel's source; else the one that the space names."),
     ] = None,
-    space: Annotated[Path | None, typer.Option(help="TOML: what may be chosen (docs/tuning.md).")] = None,
+    space: Annotated[Path | None, typer.Option(help="TOML: the possible values (docs/tuning.md).")] = None,
     shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="A dimension of the problem; may be repeated.")
     ] = None,
@@ -47,7 +47,7 @@ def command(
     min_occupancy: Annotated[float, typer.Option(help="Least occupancy, 0 to 1.")] = 0.0,
     launches: Annotated[int, typer.Option(help="Launches in a row for each sample: 1 for latency.")] = 1,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Do not begin with what other shapes and the predictor say.")
+        bool, typer.Option("--cold", help="Begin without the results of other shapes and the predictor.")
     ] = False,
     compiler: Annotated[str, typer.Option(help="auto, nvrtc or nvcc.")] = "auto",
     device: Annotated[int, typer.Option(min=0, help="The GPU's ordinal.")] = 0,

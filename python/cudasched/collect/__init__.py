@@ -87,7 +87,7 @@ class recording:  # noqa: N801  used like a function
             made = convert(directory, self._output)
         except OSError as failure:
             raise Error(
-                f"{self._path} cannot be written ({failure}); what was recorded stays in {directory}, and "
+                f"{self._path} cannot be written ({failure}); the recorded launches stay in {directory}, and "
                 f"`cudasched collect -o {self._path}` finishes it"
             ) from failure
         finally:

@@ -224,7 +224,7 @@ def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
             pass  # a file system without locks
         if there:
             raise Error(
-                f"{directory} holds what a recording into {output} left that was never finished: "
+                f"{directory} holds the files of a recording into {output} that was never finished: "
                 f"`cudasched collect -o {output}` finishes it, or remove the directory"
             )
         yield
@@ -321,7 +321,7 @@ def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[st
     metadata = (table if source is None else source).schema.metadata or {}
     told = {key: value for key, value in metadata.items() if key.startswith(b"cudasched.") and key != _SEAL}
     if told.get(b"cudasched.schema", b"").decode(errors="replace") != SCHEMA_VERSION:
-        raise Error("the rows do not say which GPU they are of: name the recording that they were chosen from (like=)")
+        raise Error("the rows name no GPU: name the recording that the rows are from (like=)")
     timing = "both" if "elapsed_ns" in table.column_names else ""
     form = schema(timing).with_metadata(told)
     _refuse_missing(table.column_names, "the rows are no recording's")
@@ -423,7 +423,7 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     except FileNotFoundError:
         raise Error(f"there is no data set at {file}, nor journals at {journals}") from None
     except MemoryError:
-        raise Error(f"{file} cannot be read: it needs more memory than there is, or it is damaged") from None
+        raise Error(f"{file} cannot be read: the file is damaged, or needs more memory than the machine has") from None
     except Exception as error:  # pyarrow has no common class for the errors of a damaged file
         why = getattr(error, "strerror", None) or _first_line(error)
         raise Error(f"{file} is no data set of launches, or is damaged: {why}; record it again") from None
@@ -477,7 +477,7 @@ def _wrong(table: pa.Table) -> str:
         wrong = "its metadata has no compute capability"
     seal = metadata.get(_SEAL)
     if not wrong and seal is not None and seal not in (_seal(metadata), _seal(metadata, table.num_rows)):
-        wrong = "its metadata is not what was written"
+        wrong = "its metadata differs from the written one"
     return wrong
 
 

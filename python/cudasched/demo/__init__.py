@@ -219,7 +219,7 @@ def _table(rows: list[dict[str, Any]], scene: Scene, scale: float) -> Table:
     fewest = min(row["latency_ms"]["n"] for row in rows)
     shares = percentiles(fewest)
     highest = shares[-1]
-    caption = "share: best effort of what it does alone in the time that requests leave"
+    caption = "share: best effort, of its speed alone in the time that requests leave"
     if highest != "p99":
         caption += f"; {fewest} requests bear no P99: --seconds {_seconds_for_p99(rows)} would"
     title = f"{scene.description}, {scene.rate_hz:g} requests/s"

@@ -485,7 +485,7 @@ def main() -> int:
     for role in ("latency", "best-effort"):
         words = f"which cores {role} loads may use, by commas; all that there are by default"
         parser.add_argument(f"--{role}-cores", type=cores, default=[], help=words)
-    parser.add_argument("--probe", action="store_true", help="say what there is to run on, and stop")
+    parser.add_argument("--probe", action="store_true", help="name the GPU to run on, and stop")
     args = parser.parse_args()
     answer = take_protocol()
     if args.probe:

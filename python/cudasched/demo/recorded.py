@@ -95,7 +95,7 @@ def requests_of(calls: Iterable[HostCall], works: Iterable[DeviceWork], count: i
             before_ns, waited = (call.end_ns, True) if waits(call.name) else (call.start_ns, False)
     each, rest = divmod(len(launches), count)
     if not each:
-        raise ValueError("the profiler told of no call that launched what ran on the GPU")
+        raise ValueError("the profiler told of no call that launched the kernels on the GPU")
     if rest:
         raise ValueError(f"{count} requests made {len(launches)} launches: they do not all launch the same")
     found = [launches[begin : begin + each] for begin in range(each, len(launches), each)]

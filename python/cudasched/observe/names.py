@@ -236,12 +236,12 @@ _OF_MACHINE: tuple[Exported, ...] = (
     _of_gpu(
         "cudasched_gpu_memory_used_bytes",
         "bytes",
-        "Memory in use, by all processes, without what the driver keeps for itself.",
+        "Memory in use, by all processes, without the driver's own.",
         lambda g: g.memory_used_bytes,
     ),
     _of_gpu("cudasched_gpu_memory_total_bytes", "bytes", "Memory of the GPU.", lambda g: g.memory_total_bytes),
     _of_gpu("cudasched_gpu_sm_clock_hertz", "hertz", "Clock of the SMs.", lambda g: g.sm_clock_hz),
-    _of_gpu("cudasched_gpu_power_watts", "watts", "What the GPU draws.", lambda g: g.power_w),
+    _of_gpu("cudasched_gpu_power_watts", "watts", "Power that the GPU draws.", lambda g: g.power_w),
     _of_gpu(
         "cudasched_gpu_foreign_processes",
         "",
@@ -291,7 +291,7 @@ _OF_MACHINE: tuple[Exported, ...] = (
     _of_client(
         "cudasched_client_in_flight_seconds",
         "seconds",
-        "Predicted GPU time still to run of what the client has submitted.",
+        "Predicted GPU time still to run of the client's submitted launches.",
         lambda c: c.in_flight_ms / 1e3,
     ),
     _of_client(
@@ -303,13 +303,13 @@ _OF_MACHINE: tuple[Exported, ...] = (
     _of_client(
         "cudasched_client_time_slice_seconds",
         "seconds",
-        "How long the GPU runs the client before it interrupts its kernels for others; none where it does not.",
+        "How long the GPU runs the client before an interruption for others; none without time slices.",
         lambda c: None if c.time_slice_us is None else c.time_slice_us / 1e6,
     ),
     _of_client(
         "cudasched_client_memory_bytes",
         "bytes",
-        "What the client has asked the driver for and not freed, caches included.",
+        "Memory that the client has asked the driver for and not freed, caches included.",
         lambda c: float(c.memory_bytes),
     ),
     _of_client(
@@ -321,7 +321,7 @@ _OF_MACHINE: tuple[Exported, ...] = (
     _of_client(
         "cudasched_client_memory_given_bytes",
         "bytes",
-        "What it has given back to latency clients that asked for memory.",
+        "Memory that the client has given back to latency clients that asked for memory.",
         lambda c: float(c.memory_given_bytes),
         "counter",
     ),

@@ -164,7 +164,7 @@ _OWN = (
         "cudasched_scrape_duration_seconds",
         "gauge",
         "seconds",
-        "What reading all tables took.",
+        "Time to read all tables.",
         (),
         lambda *_: iter(()),
     ),

@@ -170,10 +170,10 @@ class Changes(BaseModel):
         default=None, description="Multiplies a best-effort client's share."
     )
     policy: Literal["strict", "slack", "harvest", "open"] | None = Field(
-        default=None, description="What decides over its best-effort launches."
+        default=None, description="The rule that decides over its best-effort launches."
     )
     memory_limit_bytes: Annotated[int, Field(ge=0, le=_MOST_LIMIT), BeforeValidator(_whole)] | None = Field(
-        default=None, description="Of each GPU, in whole MiB; 0: no limit. Not below what the client holds."
+        default=None, description="Of each GPU, in whole MiB; 0: no limit. Not below the memory that the client holds."
     )
 
     @model_validator(mode="before")

@@ -29,7 +29,7 @@ __all__ = ["REGIONS", "ExtensionError", "build", "built", "check", "command", "l
 _COMPILES_S = 900.0
 _OLDEST, _NEWEST = (2, 4), (2, 13)
 _LOST = (
-    "Without it there is no memory by class (cudasched.torch.memory), and PyTorch's cache is not given back; regions, "
+    "Without the extension there is no memory by class (cudasched.torch.memory), and PyTorch keeps its cache; regions, "
     "streams, handover and scheduling do not need it"
 )
 _HERE = Path(__file__).resolve().parent

@@ -90,7 +90,7 @@ def observe() -> None:
         backend = torch.cuda.get_allocator_backend()
         if backend != "native":
             raise _extension.ExtensionError(
-                f"PyTorch allocates by {backend}, which does not tell what it does; torch.cuda.mem_get_info has the "
+                f"PyTorch allocates by {backend}, which reports no allocations; torch.cuda.mem_get_info has the "
                 "driver's bytes"
             )
         torch.cuda.init()

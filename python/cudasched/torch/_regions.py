@@ -119,7 +119,7 @@ def note_holders(error: BaseException) -> None:
             if client.memory_bytes
         ]
         if holders:
-            add_note(f"cudasched: who holds what: {', '.join(holders)}")
+            add_note(f"cudasched: holders: {', '.join(holders)}")
     except Exception:  # the program's own error goes on
         return
 

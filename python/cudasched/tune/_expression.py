@@ -125,7 +125,7 @@ class Expression:
             if isinstance(node, ast.Call) and (
                 not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords
             ):
-                raise ConfigError(f"{where}: '{self.text}' calls what is none of {', '.join(_FUNCTIONS)}")
+                raise ConfigError(f"{where}: '{self.text}' calls another function than {', '.join(_FUNCTIONS)}")
             if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
                 if node.id not in known:
                     hint = closest(node.id, known) or f"; there are {', '.join(sorted(known))}"

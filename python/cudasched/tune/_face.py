@@ -69,7 +69,7 @@ def tune(
         with Database(Path(database)) as kept:
             return run(Replay(recording, seed), settings, database=kept, on_progress=on_progress)
     if space is None:
-        raise ConfigError("name a space: the file that says what may be chosen (docs/tuning.md)")
+        raise ConfigError("name a space: the file of the possible values (docs/tuning.md)")
     chosen = space if isinstance(space, Space) else read(Path(space))
     source = Path(kernel) if kernel is not None else chosen.source
     if source is None:

@@ -352,7 +352,7 @@ class Space:
         self._read_launch(_table(data.get("launch", {}), "launch"))
         arguments = data.get("arguments", [])
         if not isinstance(arguments, list) or not arguments:
-            raise ConfigError("it has no [[arguments]]: what is the kernel called with?")
+            raise ConfigError("it has no [[arguments]]: list the arguments that the kernel is called with")
         self.arguments = tuple(self._argument(_table(one, "an argument"), i) for i, one in enumerate(arguments, 1))
         self._check_maps()
         if not any(one.role in ("output", "inout") for one in self.arguments):

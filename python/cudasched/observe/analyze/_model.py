@@ -21,7 +21,7 @@ class Counters(_Frozen):
     """The hardware's counters; null where missing. Of several launches, the means by their times."""
 
     duration_ns: float | None = Field(description="Of a launch under Nsight Compute, with caches flushed before it.")
-    sm_percent: float | None = Field(description="Of what the SMs can do at most.")
+    sm_percent: float | None = Field(description="Of the most that the SMs can do.")
     dram_percent: float | None = Field(description="Of the memory's greatest throughput.")
     dram_bytes: float | None = Field(description="Read and written, a launch.")
     l1_hit_percent: float | None

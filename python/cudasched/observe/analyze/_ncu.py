@@ -104,7 +104,7 @@ def find(chosen: str | os.PathLike[str] | None = None) -> Path:
             return usable[-1]
     raise NcuError(
         "Nsight Compute (ncu) is not there: hardware counters are read through it. Install it (Debian and Ubuntu: "
-        "cuda-nsight-compute; it comes with the CUDA toolkit), or name it with --ncu. `cudasched advise` needs none"
+        "cuda-nsight-compute; a part of the CUDA toolkit), or name it with --ncu. `cudasched advise` needs none"
     )
 
 

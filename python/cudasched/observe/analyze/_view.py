@@ -73,7 +73,7 @@ def terminal(analysis: Analysis, *, columns: int, top: int) -> RenderableType:
     numbers = [str(place[one.function]) for one in shown]
     if shown:
         parts += [
-            Text("\nwhat the hardware counters say, the most time first", style="bold"),
+            Text("\nhardware counters, the most time first", style="bold"),
             fitted(
                 [
                     Column("#", numbers, is_number=True),

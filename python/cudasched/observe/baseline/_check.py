@@ -64,7 +64,7 @@ def _refuse_another_program(before: Sequence[dict[_Key, Measured]], after: Seque
         if common < _LEAST_COMMON * whole:
             raise Error(
                 f"kernels that both sides have take only {100 * common / whole:.0f}% of the device time of {where}: "
-                "this is another program or another model; save a baseline of its own for it"
+                "the program or the model is another one; save another baseline"
             )
 
 
@@ -115,11 +115,11 @@ def _notes(before: Baseline, after: Baseline, uncompared: Sequence[Uncompared], 
         )
     if len({run.session for run in before.runs}) == 1:
         notes.append(
-            "all runs of the baseline were recorded in one go: what differs from day to day or machine to machine is "
+            "all runs of the baseline were recorded in one go: differences from day to day or machine to machine are "
             "not in its noise; `cudasched baseline save --add` adds runs of another day"
         )
     if not found_in_every:
-        notes.append("some of what is compared varies too much for 5% to be found: see the column `finds`")
+        notes.append("some of the quantities vary too much for 5% to be found: see the column `finds`")
     return notes
 
 

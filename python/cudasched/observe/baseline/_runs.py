@@ -115,9 +115,7 @@ def _run(
         for key, value in (table.schema.metadata or {}).items()
     }
     if said.get("cut_short", "0") != "0":
-        raise Error(
-            f"{name} is cut short: {said['cut_short']} of its processes did not come to their end; record it again"
-        )
+        raise Error(f"{name} is cut short: {said['cut_short']} of the processes did not come to an end; record again")
     if not len(table):
         raise Error(f"{name} is empty: no launch was recorded")
     untimed = table["duration_ns"].null_count

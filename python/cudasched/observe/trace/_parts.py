@@ -81,7 +81,7 @@ def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
             pass  # a file system without locks
         if there:
             raise Error(
-                f"{directory} holds what a trace into {output} left that was never finished: "
+                f"{directory} holds the files of a trace into {output} that was never finished: "
                 f"`cudasched trace -o {output}` finishes it, or remove the directory"
             )
         yield
@@ -120,7 +120,7 @@ def convert(directory: Path, output: Output, form: str, flame: Output | None) ->
                 raise _NothingTracedError
     except OSError as error:
         raise Error(
-            f"{output.path} cannot be written ({error}); what was traced stays in {directory}, and "
+            f"{output.path} cannot be written ({error}); the recorded launches stay in {directory}, and "
             f"`cudasched trace -o {output.path}` finishes it"
         ) from error
     if flame is not None and graph is not None and summary.processes:

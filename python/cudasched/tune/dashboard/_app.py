@@ -86,7 +86,7 @@ def _tune(settings: dict[str, Any], database: Database) -> None:
 
 
 def _search(settings: dict[str, Any], database: Database) -> None:
-    source = st.radio("What", ["A recorded space", "A kernel, on the GPU of this machine"], horizontal=True)
+    source = st.radio("Source", ["A recorded space", "A kernel, on the GPU of this machine"], horizontal=True)
     recordings = [Path(path) for path in settings["files"] if path.endswith(".npz")]
     kernel = space = None
     if source == "A recorded space":
