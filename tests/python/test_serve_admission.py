@@ -6,6 +6,8 @@ import base64
 import copy
 import json
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +308,25 @@ def test_the_manifests_meet_the_schema_of_kubernetes(version: str) -> None:
     assert set(found) == {"Namespace", "Service", "Deployment", "MutatingWebhookConfiguration"}
     for manifest in found.values():
         schema.validate(manifest, version, strict=True)
+
+
+@pytest.mark.skipif(not (shutil.which("kubectl") and shutil.which("openssl")), reason="no kubectl or openssl here")
+def test_kustomize_builds_after_the_commands_that_its_file_names(tmp_path: Path) -> None:
+    schema, yaml = pytest.importorskip("kubernetes_validate"), pytest.importorskip("yaml")
+    directory = shutil.copytree(ROOT / "containers/kubernetes", tmp_path / "kubernetes")
+    lines = (directory / "kustomization.yaml").read_text().splitlines()
+    commands = "\n".join(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
+    subprocess.run(["bash", "-ec", commands], cwd=directory, check=True, capture_output=True)
+    built = subprocess.run(["kubectl", "kustomize", directory], check=True, capture_output=True, text=True).stdout
+    found = {manifest["kind"]: manifest for manifest in yaml.safe_load_all(built)}
+    assert found.keys() == manifests().keys() | {"Secret"}
+    for manifest in found.values():
+        schema.validate(manifest, "1.34", strict=True)
+    certificate = found["Secret"]["data"]["tls.crt"]
+    (webhook,) = found["MutatingWebhookConfiguration"]["webhooks"]
+    assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == base64.b64decode(certificate)
+    (tls,) = [one for one in found["Deployment"]["spec"]["template"]["spec"]["volumes"] if one["name"] == "tls"]
+    assert tls["secret"]["secretName"] == found["Secret"]["metadata"]["name"]
 
 
 def test_the_webhook_reaches_the_server(cudasched: Run) -> None:
