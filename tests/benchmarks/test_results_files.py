@@ -233,9 +233,9 @@ def test_a_figure_says_what_limits_it_where_it_misses_its_goal_and_nowhere_else(
     assert FigureRow.judged(**row, goal=goal).limited_by == NOT_EXPLAINED
     assert FigureRow.judged(**row, goal=goal, limited_by="the L2").limited_by == "the L2"
     assert FigureRow.judged(**row, goal=2.0, limited_by="the L2").limited_by == ""
-    with pytest.raises(ValidationError, match="a misses its goal and does not say what limits it"):
+    with pytest.raises(ValidationError, match="a misses its goal and does not say its limit"):
         FigureRow(**row, goal=goal, limited_by="")
-    with pytest.raises(ValidationError, match="a meets its goal and has what limits it"):
+    with pytest.raises(ValidationError, match="a meets its goal and has its limit"):
         FigureRow(**row, goal=2.0, limited_by="the L2")
 
 

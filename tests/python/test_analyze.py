@@ -62,7 +62,7 @@ def test_counters_are_merged_with_the_advice(
     monkeypatch.setenv("COLUMNS", "160")
     done = analyze(cudasched, "-o", "report.html")
     assert done.returncode == 0, done.stderr
-    assert "what the hardware counters say" in done.stdout
+    assert "hardware counters, the most time first" in done.stdout
     for cell in ("82%", "33%", "31.5", "long scoreboard 24.0"):
         assert cell in done.stdout
     assert "a global load of a warp touches 31.5 sectors of 32 bytes" in " ".join(done.stdout.split())
@@ -125,7 +125,7 @@ def test_counters_that_are_not_permitted_leave_the_advice(
     )
     for remedy in ("ERR_NVGPUCTRPERM", "root", "--cap-add=SYS_ADMIN", "NVreg_RestrictProfilingToAdminUsers=0"):
         assert remedy in last
-    assert "work" in done.stdout and "what the hardware counters say" not in done.stdout
+    assert "work" in done.stdout and "hardware counters, the most time first" not in done.stdout
     assert "There are no counters" in Path("report.html").read_text()
 
 
@@ -355,7 +355,7 @@ def test_kernels_of_a_library_can_be_told_apart_in_a_terminal() -> None:
     for columns in (80, 120, 160):
         file = io.StringIO()
         Console(file=file, width=columns).print(terminal(analysis, columns=columns, top=20))
-        text = file.getvalue().partition("what the hardware counters say")[2]
+        text = file.getvalue().partition("hardware counters, the most time first")[2]
         rows = [line for line in text.splitlines() if line.startswith("│")]
         assert [row.split()[1] for row in rows] == ["2", "3", "4"], "as in the table of the advice"
         assert all(len(line) <= columns for line in text.splitlines())

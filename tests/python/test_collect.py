@@ -579,7 +579,7 @@ def test_rows_that_another_tool_has_chosen_are_written_as_a_recording(
 
 def test_rows_that_are_no_recordings_are_refused_by_name(recorded: Path, tmp_path: Path) -> None:
     table, path = collect.read(recorded), tmp_path / "made.parquet"
-    with pytest.raises(errors.Error, match="name the recording that they were chosen from"):
+    with pytest.raises(errors.Error, match="name the recording that the rows are from"):
         collect.write(table.replace_schema_metadata(None), path)
     with pytest.raises(errors.Error, match="columns duration_ns are missing"):
         collect.write(table.drop_columns(["duration_ns"]), path)

@@ -60,7 +60,7 @@ def test_a_table_becomes_symbols_with_their_twins(tmp_path: Path) -> None:
         ("cuX 2000 - gate process - free hook", "cuX: only a launch waits at the gate"),
         ("cuX 2000 - direct - event=0 - -", "cuX: nothing reads a direct function's arguments"),
         ("cuX 2000 - direct - - allocate -", "cuX: allocate needs a function in csrc/hook"),
-        ("cuX 2000 - direct - - begin-capture hook", "cuX: what is queued would be captured"),
+        ("cuX 2000 - direct - - begin-capture hook", "cuX: queued launches would be captured"),
         ("cuX 2000 - direct - - free -", "cuX: free drains for memory or process"),
         ("cuX 2000 - drain stream stream=0 destroy-context -", "cuX: destroy-context drains for memory or process"),
         ("cuX 2000 - drain stream - - -", "cuX: which argument is the stream?"),

@@ -111,7 +111,7 @@ def test_a_click_changes_a_class(server: Serving, tmp_path: Path) -> None:  # no
             # The program that has regions is refused, and the page says why.
             (serve,) = (row for row in rows(browser) if "serve.py" in row["cells"][0])
             click(browser, f"tr[data-client='{serve['id']}'] [data-choice=best_effort]")
-            browser.wait_for("document.getElementById('notice').textContent.includes('its regions decide its class')")
+            browser.wait_for("document.getElementById('notice').textContent.includes('regions decide the class')")
             assert server.client("serve.py")["client_class"] == "normal"
             # Neither the address nor the history has the token.
             assert browser.evaluate("location.href") == server.url

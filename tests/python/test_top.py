@@ -288,7 +288,7 @@ def test_a_refusal_is_said_and_the_screen_goes_on(simulated: Path, quick_device:
         terminal = Terminal([command, "top", "--interval-s", "0.2"], 120)
         terminal.until(lambda text: "serve.py" in text)
         terminal.keys("b")
-        terminal.until(lambda text: "its regions decide its class" in text)
+        terminal.until(lambda text: "regions decide the class" in text)
         terminal.keys("q")
         assert terminal.end() == 0
 
