@@ -23,7 +23,7 @@ using Counts = cudasched_counts;
 
 class alignas(64) SharedCounts {
  public:
-  // `version` is the writer's own, 0 at first: the shared one may be damaged.
+  // `version` is the writer's own, at first above those of the slot's owners before: the shared one may be damaged.
   void publish(const Counts& counts, std::uint64_t& version) noexcept {
     const std::uint64_t next = version + 1;
     Words& to = copies_[next & 1];

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "arbiter/table.hpp"
+#include "base/clock.hpp"
 #include "predict/allocations.hpp"
 #include "queue/queue.hpp"
 #include "runtime/gate.hpp"
@@ -90,7 +91,7 @@ class Device {
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it
   std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
   std::atomic<int> counts_class_{-1};  // beside whose slot the counts are published
-  std::uint64_t counts_version_ = 0;
+  std::uint64_t counts_version_ = static_cast<std::uint64_t>(now_ns());  // above those of the slot's owners before
   std::once_flag predictor_prepared_;
   std::unique_ptr<const predict::trees::Evaluator> trees_;
   std::string state_path_;  // empty: nothing is kept
