@@ -54,7 +54,7 @@ python_version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; 
 # Prints the system's Python: $PYTHON, else python3 of PATH, else what Debian installs.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:-} python3 /usr/bin/python3 python3.13 python3.12 python3.11 python3.10; do
+  for candidate in ${PYTHON:-} python3 /usr/bin/python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
     if python_serves "$candidate"; then
       echo "$candidate"
       return
@@ -159,10 +159,10 @@ install_package() {
   mv "$stamp.new" "$stamp"
 }
 
-# Prints the other Pythons that serve, one a line, one a version, 3.10 to 3.13; $1 is the version to leave out.
+# Prints the other Pythons that serve, one a line, one a version, 3.10 to 3.14; $1 is the version to leave out.
 other_pythons() {
   local version candidate
-  for version in 3.10 3.11 3.12 3.13; do
+  for version in 3.10 3.11 3.12 3.13 3.14; do
     [ "$version" != "$1" ] || continue
     for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python; do
       if python_serves "$candidate" && [ "$(python_version "$candidate")" = "$version" ]; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs wheels in new roots of Debian 12, Ubuntu 22.04 and Ubuntu 24.04 and runs the demo in each, as root. A wheel that
+# Installs wheels in new roots of Debian 12, Ubuntu 22.04 and 24.04, and Debian 14 (testing) and runs the demo in each, as root. A wheel that
 # dist/ lacks is made, with the headers that the root's own Python has. `roots.sh SUITE...` takes some of them.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 command -v mmdebstrap >/dev/null || apt_install mmdebstrap
@@ -24,7 +24,9 @@ failed=0
 tried() { # tried SUITE VERSION COMPONENTS
   local tree="$scratch/$1" digits="${2/./}" headers="$scratch/headers-$1"
   say "$1, Python $2"
-  mmdebstrap --quiet --variant=minbase --include=python3-venv,ca-certificates,libpython3-dev "$1" "$tree" ${3:+"$3"} || return
+  # A mirror may keep testing for longer than its list is valid.
+  mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' \
+    --include=python3-venv,ca-certificates,libpython3-dev "$1" "$tree" ${3:+"$3"} || return
   if ! compgen -G "dist/cudasched-*-cp$digits-*x86_64.whl" >/dev/null; then
     cp -r "$tree/usr/include/python$2" "$headers"
     cp "$tree/usr/include/x86_64-linux-gnu/python$2/pyconfig.h" "$headers/" # in the place of one that includes it
@@ -37,8 +39,8 @@ tried() { # tried SUITE VERSION COMPONENTS
   unshare --mount --pid --fork chroot "$tree" env -i PATH=/usr/bin:/bin HOME=/root PIP_CERT="${PIP_CERT:+/etc/pip.crt}" \
     sh -c "$inside" sh "$digits"
 }
-asked="${*:-bookworm jammy noble}"
-for each in "bookworm 3.11 " "jammy 3.10 $ubuntu jammy main universe" "noble 3.12 $ubuntu noble main universe"; do
+asked="${*:-bookworm jammy noble forky}"
+for each in "bookworm 3.11 " "jammy 3.10 $ubuntu jammy main universe" "noble 3.12 $ubuntu noble main universe" "forky 3.14 "; do
   read -r suite version components <<<"$each"
   [[ " $asked " = *" $suite "* ]] || continue
   tried "$suite" "$version" "$components" || failed=$((failed + 1))

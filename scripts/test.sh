@@ -336,7 +336,7 @@ for place in "${!stages[@]}"; do
       ;;
     other-pythons)
       mapfile -t others < <(some_other_pythons)
-      [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.13 with venv, pip and headers was found")
+      [ "${#others[@]}" -gt 0 ] || report+=("no other Python from 3.10 to 3.14 with venv, pip and headers was found")
       options=()
       for candidate in "${others[@]}"; do
         version="$(python_version "$candidate")"
