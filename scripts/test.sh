@@ -22,7 +22,8 @@ logs="$root/build/logs"
 # The C++ tests and each Python's wheel are made of the same sources, compiled with the same options: once.
 export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
 export CCACHE_DIR="$root/build/ccache" CCACHE_BASEDIR="$root" CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=2G
-export CCACHE_SLOPPINESS=pch_defines,time_macros # what precompiled headers need
+export CCACHE_SLOPPINESS=pch_defines,time_macros # precompiled headers need it
+export CCACHE_DEPEND=1                           # the compiler lists the headers: no pass of the preprocessor for that
 
 # XGBoost's threads spin while they wait for one another: on two cores, several test processes would do little else.
 # oneDNN waits for ever for threads that it counted on and that the limit keeps from it, so it counts on one.
