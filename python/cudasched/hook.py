@@ -123,7 +123,8 @@ def locate() -> Files:
     spec = importlib.util.find_spec("cudasched._core")
     if spec is None or not spec.origin:
         raise HookError(
-            f"cudasched at {Path(__file__).parent} has no _core module: it was not built; install it with pip"
+            f"cudasched at {Path(__file__).parent} has no _core module for this Python and processor: "
+            f"install cudasched with {sys.executable} -m pip"
         )
     core = Path(spec.origin)
     home = core.parent
