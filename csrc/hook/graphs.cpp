@@ -155,7 +155,7 @@ CUresult instantiate_with_parameters(CUgraphExec* exec, CUgraph graph,
 // A change of an executable graph, whose queued launches must run unchanged. Where all of them go in slices, the driver
 // is asked at once, and slices get the change in the ring, behind these launches. Else the launches are submitted
 // first.
-class Changing final : public runtime::Slices::Behind {
+class Changing final : public runtime::Slices::UpdateQueue {
  public:
   explicit Changing(CUgraphExec exec) noexcept : exec_(exec) {
     back_off();
@@ -204,8 +204,9 @@ class Changing final : public runtime::Slices::Behind {
 template <typename Update>
 CUresult updated(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
   Changing changing(exec);
-  return changing.done(update_prioritised(exec, graph, update),
-                       [&](runtime::Slices::Behind* behind) { runtime::engine().note_update(exec, graph, behind); });
+  return changing.done(update_prioritised(exec, graph, update), [&](runtime::Slices::UpdateQueue* behind) {
+    runtime::engine().note_update(exec, graph, behind);
+  });
 }
 
 CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {
@@ -223,7 +224,7 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* re
 template <typename Call, typename Set>
 CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Call&& call, Set&& set) noexcept {
   Changing changing(exec);
-  return changing.done(call(), [&](runtime::Slices::Behind* behind) {
+  return changing.done(call(), [&](runtime::Slices::UpdateQueue* behind) {
     runtime::engine().slices().node_changed(exec, node, context, set, behind);
   });
 }
@@ -231,7 +232,7 @@ CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Cal
 template <typename Call>
 CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&& call) noexcept {
   Changing changing(exec);
-  return changing.done(update_prioritised(exec, child, call), [&](runtime::Slices::Behind* behind) {
+  return changing.done(update_prioritised(exec, child, call), [&](runtime::Slices::UpdateQueue* behind) {
     runtime::engine().slices().child_changed(exec, node, child, behind);
   });
 }
@@ -299,7 +300,7 @@ CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAM
 
 CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexcept {
   Changing changing(exec);
-  return changing.done(table().cuGraphNodeSetEnabled(exec, node, enabled), [&](runtime::Slices::Behind* behind) {
+  return changing.done(table().cuGraphNodeSetEnabled(exec, node, enabled), [&](runtime::Slices::UpdateQueue* behind) {
     runtime::engine().slices().node_enabled(exec, node, enabled != 0, behind);
   });
 }

@@ -441,14 +441,14 @@ void for_each_taken_over(Visit&& visit) {
 
 // Our functions by place in the table of entry points. Null where we have none, and where the driver lacks the function
 // that ours would call, even if it gives a pointer for the name.
-struct Given {
+struct HookedPoint {
   void* legacy = nullptr;
   void* per_thread = nullptr;
 };
 
 // Filled by exported_points(), before any program's call goes on.
-std::vector<Given>& given() {
-  static std::vector<Given> list;
+std::vector<HookedPoint>& given() {
+  static std::vector<HookedPoint> list;
   return list;
 }
 
@@ -468,7 +468,7 @@ void find_given(void* real_driver) {
 
 // The program's pointer for this version of a function, where the driver gave `real`.
 void* given_for(const EntryPoint& point, bool per_thread, void* real) noexcept {
-  const Given& ours = given()[static_cast<std::size_t>(&point - entry_points().data())];
+  const HookedPoint& ours = given()[static_cast<std::size_t>(&point - entry_points().data())];
   void* const function = per_thread ? ours.per_thread : ours.legacy;
   if (function != nullptr) return Offload::guarded(&point, per_thread, function);
   // A version that we know and cannot take over in this driver: as one that we do not know.

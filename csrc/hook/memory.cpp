@@ -31,7 +31,7 @@ CUresult allocate_or_again(Allocate&& allocate) noexcept {
 }
 
 // Where an allocation counts: the device, -1 for none, and the class of the thread that asks.
-struct Asked {
+struct AllocationSite {
   int device = -1;
   Class client_class = Class::kNormal;
   const void* context = nullptr;
@@ -39,19 +39,19 @@ struct Asked {
   Holdings::Held of(std::uint64_t bytes) const noexcept { return {bytes, device, client_class, context}; }
 };
 
-Asked asked_on(int device) noexcept {
-  Asked asked{device, runtime::Memory::class_of_thread()};
+AllocationSite asked_on(int device) noexcept {
+  AllocationSite asked{device, runtime::Memory::class_of_thread()};
   CUcontext context = nullptr;
   if (table().cuCtxGetCurrent(&context) == CUDA_SUCCESS) asked.context = context;
   return asked;
 }
 
-Asked asked_here() noexcept { return asked_on(driver::current_device()); }
+AllocationSite asked_here() noexcept { return asked_on(driver::current_device()); }
 
 // Before a latency client's program gets out-of-memory, other processes are asked for their cached memory. Where that
 // did not help, a message lists each client's memory.
 template <typename Allocate>
-CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
+CUresult allocate_or_ask(const AllocationSite& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
   runtime::memory().yield(asked.device, asked.client_class);
   CUresult status = allocate_or_again(allocate);
   if (status != CUDA_ERROR_OUT_OF_MEMORY || asked.device < 0) return status;
@@ -69,7 +69,7 @@ CUresult allocate_or_ask(const Asked& asked, std::uint64_t bytes, Allocate&& all
 
 // With the limit. The bytes count as held from before the call; done() notes the allocation.
 template <typename Allocate, typename Done>
-CUresult allocate_counted(const Asked& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
+CUresult allocate_counted(const AllocationSite& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
   if (!holdings().reserve(asked.device, asked.client_class, bytes, runtime::memory().room(asked.device))) {
     runtime::memory().report_limit(asked.device, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -98,7 +98,7 @@ CUresult noted(CUresult status, const Pointer* pointer, std::size_t bytes) noexc
 // Memory that is allocated under an address or a handle of its own, and freed by that.
 template <typename Handle, typename Allocate>
 CUresult allocate_held(Handle* handle, std::uint64_t bytes, Allocate&& allocate) noexcept {
-  const Asked asked = asked_here();
+  const AllocationSite asked = asked_here();
   return allocate_counted(asked, bytes, allocate, [&] {
     if (handle != nullptr) holdings().hold(word_of(*handle), asked.of(bytes));
   });
@@ -125,7 +125,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
 // The driver decides the rows' width: the requested width counts until they are there.
 CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t width_bytes, std::size_t height,
                         unsigned element_bytes) noexcept {
-  const Asked asked = asked_here();
+  const AllocationSite asked = asked_here();
   const std::size_t bytes = width_bytes * height;
   const auto real_bytes = [&] { return pitch != nullptr ? std::max(bytes, *pitch * height) : bytes; };
   const CUresult status = allocate_counted(
@@ -169,7 +169,7 @@ cuuint64_t pool_bytes(CUmemoryPool pool, CUmemPool_attribute attribute) noexcept
   return get != nullptr && get(pool, attribute, &bytes) == CUDA_SUCCESS ? bytes : 0;
 }
 
-void hold_pool(const Asked& asked, CUmemoryPool pool) noexcept {
+void hold_pool(const AllocationSite& asked, CUmemoryPool pool) noexcept {
   holdings().hold_pool(word_of(pool), asked.device, asked.client_class,
                        pool_bytes(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT));
 }
@@ -190,7 +190,7 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
   const CUstream meant = driver::meant_stream<kPerThread>(stream);
   // An allocation node of a graph has its memory from another place, when the graph is launched.
   if (runtime::is_captured(meant)) return noted(allocate_or_again(allocate), pointer, bytes);
-  Asked asked = asked_on(device_of(meant));
+  AllocationSite asked = asked_on(device_of(meant));
   if (pool == nullptr && (table().cuDeviceGetMemPool == nullptr || asked.device < 0 ||
                           table().cuDeviceGetMemPool(&pool, asked.device) != CUDA_SUCCESS)) {
     pool = nullptr;
@@ -276,7 +276,7 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const C
                 unsigned long long flags) noexcept {
   const auto call = [&] { return table().cuMemCreate(handle, bytes, properties, flags); };
   if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return allocate_or_again(call);
-  Asked asked{properties->location.id, runtime::Memory::class_of_thread()};
+  AllocationSite asked{properties->location.id, runtime::Memory::class_of_thread()};
   return allocate_counted(asked, bytes, call, [&] { holdings().hold_physical(*handle, asked.of(bytes)); });
 }
 

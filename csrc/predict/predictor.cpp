@@ -98,7 +98,7 @@ float Predictor::base_log_of(const Query& query) const noexcept {
 std::int64_t Predictor::estimate_ns(const Query& query) noexcept {
   const Place place = place_of(query);
   if (place.entry != nullptr) return static_cast<std::int64_t>(std::exp(place.entry->estimate_log));
-  Said& said = said_[(place.key >> 17) % said_.size()];
+  NewEstimate& said = said_[(place.key >> 17) % said_.size()];
   if (said.key != place.key) said = {place.key, base_log_of(query)};
   return static_cast<std::int64_t>(
       std::exp(said.base_log + corrections_.log(Corrections::index_of(query.function), said.base_log)));

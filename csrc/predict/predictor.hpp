@@ -134,7 +134,7 @@ class Predictor {
   };
 
   // The estimate of a new key without a launch.
-  struct Said {
+  struct NewEstimate {
     std::uint64_t key = 0;  // 0: none
     float base_log = 0;
   };
@@ -153,8 +153,8 @@ class Predictor {
 
   const trees::Evaluator* trees_ = nullptr;
   const Allocations* allocations_ = nullptr;
-  float noise_ns_ = 0;             // of the samples
-  std::array<Said, 1024> said_{};  // each key has one place
+  float noise_ns_ = 0;                    // of the samples
+  std::array<NewEstimate, 1024> said_{};  // each key has one place
   Keys keys_;
   Cache cache_;
   Corrections corrections_;

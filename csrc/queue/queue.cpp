@@ -106,20 +106,20 @@ void Queue::latency_came() noexcept {
 
 // ---- deferred
 
-Queue::Whose Queue::kind_of(CUstream stream, StreamKind& kind) const noexcept {
+Queue::StreamOwner Queue::kind_of(CUstream stream, StreamKind& kind) const noexcept {
   if (stream == CU_STREAM_LEGACY || stream == nullptr) {
     kind = StreamKind::kLegacy;
-    return Whose::kOurs;
+    return StreamOwner::kOurs;
   }
   if (stream == CU_STREAM_PER_THREAD) {
     kind = StreamKind::kPerThread;
-    return Whose::kOurs;
+    return StreamOwner::kOurs;
   }
   driver::StreamFacts facts;
-  if (!driver::registry().look_up(stream, facts)) return Whose::kUnknown;
-  if (facts.device >= 0 && device_ >= 0 && facts.device != device_) return Whose::kOthers;
+  if (!driver::registry().look_up(stream, facts)) return StreamOwner::kUnknown;
+  if (facts.device >= 0 && device_ >= 0 && facts.device != device_) return StreamOwner::kOthers;
   kind = facts.blocking ? StreamKind::kBlocking : StreamKind::kNonBlocking;
-  return Whose::kOurs;
+  return StreamOwner::kOurs;
 }
 
 // All under the lock: may(bytes) decides and sets the operation's bytes, fill(operation, data, position) writes the
@@ -156,7 +156,7 @@ bool Queue::push_locked(const Caller& caller, CUcontext context, Waiter::For wai
 template <typename May, typename Fill>
 bool Queue::push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept {
   StreamKind kind = StreamKind::kLegacy;
-  if (!active() || stream == CU_STREAM_PER_THREAD || kind_of(stream, kind) != Whose::kOurs) return false;
+  if (!active() || stream == CU_STREAM_PER_THREAD || kind_of(stream, kind) != StreamOwner::kOurs) return false;
   return push_locked(caller, caller.context, wait, may, [&](Operation& operation, std::byte* data, Position position) {
     operation.stream = stream;
     fill(operation, data, position);
@@ -330,9 +330,9 @@ Position Queue::before(Scope scope, CUstream stream, CUevent event, CUevent othe
   bool has_stream = scope == Scope::kStream || scope == Scope::kStreamAndEvent;
   if (has_stream) {
     // A stream that the driver does not know: the driver will refuse it.
-    const Whose whose = kind_of(stream, kind);
-    if (whose == Whose::kUnknown) return ring_.pushed();
-    if (whose == Whose::kOthers) {
+    const StreamOwner owner = kind_of(stream, kind);
+    if (owner == StreamOwner::kUnknown) return ring_.pushed();
+    if (owner == StreamOwner::kOthers) {
       if (scope == Scope::kStream) return 0;
       scope = Scope::kEvent;
       has_stream = false;
@@ -392,7 +392,7 @@ bool Queue::answer_not_ready(const Caller& caller, Position position) noexcept {
 bool Queue::stream_not_ready(const Caller& caller, CUstream stream) noexcept {
   if (ring_.empty()) return false;
   StreamKind kind = StreamKind::kLegacy;
-  if (kind_of(stream, kind) != Whose::kOurs) return false;
+  if (kind_of(stream, kind) != StreamOwner::kOurs) return false;
   Position position = 0;
   {
     const SpinGuard guard(lock_);

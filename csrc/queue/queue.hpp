@@ -124,12 +124,12 @@ class Queue {
   bool push(const Caller& caller, CUstream stream, Waiter::For wait, May&& may, Fill&& fill) noexcept;
   template <typename May, typename Fill>
   bool push_locked(const Caller& caller, CUcontext context, Waiter::For wait, May&& may, Fill&& fill) noexcept;
-  enum class Whose : std::uint8_t {
+  enum class StreamOwner : std::uint8_t {
     kOurs,
     kOthers,
     kUnknown
   };  // the queue's device's, another's, the driver refuses to tell
-  Whose kind_of(CUstream stream, StreamKind& kind) const noexcept;
+  StreamOwner kind_of(CUstream stream, StreamKind& kind) const noexcept;
   Waiter waiter(const Caller& caller, Waiter::For what) const noexcept;
   bool opens_the_gate(const Caller& caller, Waiter::For what) const noexcept;
   void open_for(const Caller& caller, Position position, Waiter::For what) noexcept;

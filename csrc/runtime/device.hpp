@@ -90,7 +90,7 @@ class Device {
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it
   std::array<std::atomic<int>, kClassCount> slots_{-1, -1, -1};
-  std::atomic<int> counts_class_{-1};  // beside whose slot the counts are published
+  std::atomic<int> counts_class_{-1};                                    // beside whose slot the counts are published
   std::uint64_t counts_version_ = static_cast<std::uint64_t>(now_ns());  // above those of the slot's owners before
   std::once_flag predictor_prepared_;
   std::unique_ptr<const predict::trees::Evaluator> trees_;

@@ -157,7 +157,7 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
   slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, times);
 }
 
-void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept {
+void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::UpdateQueue* behind) noexcept {
   Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
   // A graph with slices needs no note: the measured times of its slices count.
   if (device != nullptr && !slices_.has_slices(exec) && graphs_.wants_note(exec)) {

@@ -101,7 +101,7 @@ class Engine {
 
   // An executable graph was made, or updated to another graph (`behind`: Slices::updated()); one is about to go.
   void note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept;
-  void note_update(CUgraphExec exec, CUgraph graph, Slices::Behind* behind) noexcept;
+  void note_update(CUgraphExec exec, CUgraph graph, Slices::UpdateQueue* behind) noexcept;
   void forget_graph(CUgraphExec exec) noexcept {
     slices_.forget(exec);
     graphs_.forget(exec);

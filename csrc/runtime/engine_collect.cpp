@@ -34,14 +34,14 @@ telemetry::Timing timing_of(const std::string& name) {
 }
 
 // A collection that was asked for before the process's first cuInit, and the error of its start.
-struct Asked {
+struct PendingCollection {
   std::mutex mutex;
   std::optional<telemetry::CollectOptions> options;
   std::string error;
 };
 
-Asked& asked() noexcept {
-  static Asked state;
+PendingCollection& asked() noexcept {
+  static PendingCollection state;
   return state;
 }
 

@@ -10,11 +10,11 @@ void SegmentReader::begin(std::int64_t now) noexcept {
   requests_.late_share = 1;
 }
 
-void SegmentReader::add(int client, const Segments::Told& told) noexcept {
+void SegmentReader::add(int client, const Segments::SegmentNews& told) noexcept {
   constexpr std::int64_t kFarLonger = 4;
   constexpr std::int64_t kLongestSkewNs = 1'000'000;   // the clock may have been looked at before the segment began
   constexpr std::int64_t kMostNs = 3'600'000'000'000;  // a longer one is a damaged word
-  const std::optional<Left> left = unpack(told.left);
+  const std::optional<TimeLeft> left = unpack(told.left);
   std::int64_t passed_ns = 0;
   const bool sound = !__builtin_sub_overflow(now_ns_, told.since_ns, &passed_ns) && left && told.late_ns > 0 &&
                      told.median_ns > 0 && told.median_ns <= kMostNs && told.late_ns <= told.median_ns &&

@@ -32,7 +32,7 @@ class SegmentReader {
 
   // A new decision.
   void begin(std::int64_t now_ns) noexcept;
-  void add(int client, const Segments::Told& told) noexcept;
+  void add(int client, const Segments::SegmentNews& told) noexcept;
   // Of HostBound: `known` and the times left.
   const HostBound& requests() const noexcept { return requests_; }
 
@@ -186,7 +186,7 @@ class GapView {
     active_ = false;
   }
   // `active`: a request of it is under way; else nothing of it is on the GPU.
-  void add(int client, const Segments::Told& told, const Progress& progress, bool active) noexcept {
+  void add(int client, const Segments::SegmentNews& told, const Progress& progress, bool active) noexcept {
     const std::int64_t submitted_ns = progress.submitted_ns;
     Progress& all = clock_view_.latency;
     all.submitted_ns += submitted_ns;

@@ -140,7 +140,7 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
   gaps_.begin(now);
   for_each_slot(latency_clients(*layout_) | active_, [&](int slot) {
     const arbiter::Slot& client = slot_of(*layout_, slot);
-    Segments::Told told;
+    Segments::SegmentNews told;
     told.late_ns = client.segment_late_ns.load(std::memory_order_acquire);
     told.segment = client.segment.load(std::memory_order_relaxed);
     told.since_ns = client.segment_since_ns.load(std::memory_order_relaxed);

@@ -20,7 +20,7 @@ void restore(std::atomic<std::int64_t>& word, const std::atomic<std::int64_t>& o
 }  // namespace
 
 // `segment_late_ns` last: until then nothing is let in.
-void publish(const Segments::Told& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept {
+void publish(const Segments::SegmentNews& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept {
   slot.segment_late_ns.store(0, std::memory_order_release);
   slot.latency_done_ns.store(position_ns, std::memory_order_relaxed);
   slot.latency_not_done_ns.store(position_ns, std::memory_order_relaxed);

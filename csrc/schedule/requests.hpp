@@ -23,7 +23,7 @@
 namespace cudasched::schedule {
 
 // A segment of the request begins, `position_ns` being the expected GPU time of all that the client has launched.
-void publish(const Segments::Told& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept;
+void publish(const Segments::SegmentNews& told, std::int64_t position_ns, arbiter::Slot& slot) noexcept;
 
 class Requests {
  public:

@@ -52,7 +52,7 @@ void SegmentProfile::count_launches(std::size_t launches) noexcept {
   most_of_shorter_ = 0;
 }
 
-bool SegmentProfile::surprising(const Seen& seen) const noexcept {
+bool SegmentProfile::surprising(const PastSegment& seen) const noexcept {
   if (!usual(seen.launches)) return true;
   // The program came to its wait much sooner than it was to.
   if (4 * (seen.waited_ns - seen.began_ns) < 3 * told_host_ns_) return true;
@@ -84,7 +84,7 @@ void SegmentProfile::clear() noexcept {
   blocked_ = {};
 }
 
-bool SegmentProfile::observe(const Seen& seen) noexcept {
+bool SegmentProfile::observe(const PastSegment& seen) noexcept {
   if (seen.launches == 0 || seen.launches > kLaunches) {
     const bool was_known = known();
     if (was_known) forget();
@@ -113,7 +113,7 @@ bool SegmentProfile::observe(const Seen& seen) noexcept {
   return false;
 }
 
-void SegmentProfile::learn_host(const Seen& seen) noexcept {
+void SegmentProfile::learn_host(const PastSegment& seen) noexcept {
   const auto whole_ns = static_cast<double>(std::max<std::int64_t>(seen.waited_ns - seen.began_ns, 1));
   for (std::size_t number = 0; number < std::min(seen.launches, seen.launched_ns.size()); ++number) {
     const double share = static_cast<double>(seen.waited_ns - seen.launched_ns[number]) / whole_ns;
@@ -145,7 +145,7 @@ void SegmentProfile::publish() noexcept {
   for (std::size_t launched = launches_ + 1; launched <= kLaunches; ++launched) {
     if (left_[launched].exchange(kNothingKnown, std::memory_order_relaxed) == kNothingKnown) break;
   }
-  Left left;
+  TimeLeft left;
   left_[launches_].store(pack(left), std::memory_order_relaxed);
   for (std::size_t number = launches_; number-- > 0;) {
     const std::uint32_t gpu = measured_ns_[number] != 0 ? measured_ns_[number] : mean;

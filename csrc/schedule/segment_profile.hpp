@@ -23,30 +23,30 @@
 
 namespace cudasched::schedule {
 
-struct Left {
+struct TimeLeft {
   std::int64_t gpu_ns = 0;   // still to be launched
   std::int64_t host_ns = 0;  // until the program waits
-  bool operator==(const Left&) const = default;
+  bool operator==(const TimeLeft&) const = default;
 };
 
 // As one word, so that both are of the same launch. GPU time is rounded up, host time down, to 64 ns.
 inline constexpr std::uint64_t kNothingKnown = ~std::uint64_t{0};
 
-constexpr std::uint64_t pack(const Left& left) noexcept {
+constexpr std::uint64_t pack(const TimeLeft& left) noexcept {
   constexpr std::int64_t kMost = 0xffff'fffe;
   const auto gpu = static_cast<std::uint64_t>(std::clamp<std::int64_t>((left.gpu_ns + 63) / 64, 0, kMost));
   const auto host = static_cast<std::uint64_t>(std::clamp<std::int64_t>(left.host_ns / 64, 0, kMost));
   return gpu << 32 | host;
 }
 
-constexpr std::optional<Left> unpack(std::uint64_t word) noexcept {
+constexpr std::optional<TimeLeft> unpack(std::uint64_t word) noexcept {
   if (word == kNothingKnown) return std::nullopt;
-  return Left{static_cast<std::int64_t>(word >> 32) * 64, static_cast<std::int64_t>(word & 0xffff'ffff) * 64};
+  return TimeLeft{static_cast<std::int64_t>(word >> 32) * 64, static_cast<std::int64_t>(word & 0xffff'ffff) * 64};
 }
 
 // Is it known that the rest of a segment leaves the GPU idle for so long?
 inline bool leaves(std::uint64_t left, std::int64_t idle_ns) noexcept {
-  const std::optional<Left> known = unpack(left);
+  const std::optional<TimeLeft> known = unpack(left);
   return known && known->host_ns - known->gpu_ns >= idle_ns;
 }
 
@@ -98,7 +98,7 @@ class SegmentProfile {
   static constexpr int kMostSurprises = 3;        // of the last 8 segments
 
   // A segment that is over.
-  struct Seen {
+  struct PastSegment {
     std::int64_t began_ns = 0;
     std::int64_t waited_ns = 0;  // when the program began to wait
     std::int64_t ended_ns = 0;
@@ -124,7 +124,7 @@ class SegmentProfile {
   void took(std::size_t number, std::int64_t gpu_ns) noexcept;
 
   // True: the segment was the last surprise of too many, and all is forgotten.
-  bool observe(const Seen& seen) noexcept;
+  bool observe(const PastSegment& seen) noexcept;
 
   // A clean segment's time; 0: not known.
   std::int64_t median_ns() const noexcept { return clean_.count() >= kFewest ? clean_.ns() : 0; }
@@ -133,11 +133,11 @@ class SegmentProfile {
   void clear() noexcept;
 
  private:
-  bool surprising(const Seen& seen) const noexcept;
+  bool surprising(const PastSegment& seen) const noexcept;
   bool usual(std::size_t launches) const noexcept;
   void forget() noexcept;
   void count_launches(std::size_t launches) noexcept;
-  void learn_host(const Seen& seen) noexcept;
+  void learn_host(const PastSegment& seen) noexcept;
   void publish() noexcept;
 
   std::atomic<bool> known_{false};

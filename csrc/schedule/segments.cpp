@@ -29,8 +29,8 @@ int Segments::make_room(std::uint64_t key) noexcept {
   return place;
 }
 
-Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced,
-                               const std::optional<Target>& target) noexcept {
+Segments::SegmentNews Segments::begin(std::uint64_t key, std::int64_t now, bool sliced,
+                                      const std::optional<Target>& target) noexcept {
   key_ = find(key);
   sliced_ = sliced;
   target_ = target;
@@ -41,8 +41,8 @@ Segments::Told Segments::begin(std::uint64_t key, std::int64_t now, bool sliced,
   return start(now);
 }
 
-Segments::Told Segments::start(std::int64_t now) noexcept {
-  Told told;
+Segments::SegmentNews Segments::start(std::int64_t now) noexcept {
+  SegmentNews told;
   told.segment = ++segment_;
   told.since_ns = began_ns_ = now;
   waited_ns_.store(0, std::memory_order_relaxed);
@@ -108,7 +108,7 @@ std::int64_t Segments::slack_ns(const SegmentProfile& profile, std::int64_t now)
 void Segments::observe(std::int64_t now) noexcept {
   if (key_ == kNone || !teaches_) return;
   std::array<std::int64_t, SegmentProfile::kLaunches> launched_ns;
-  SegmentProfile::Seen seen;
+  SegmentProfile::PastSegment seen;
   seen.began_ns = began_ns_;
   seen.ended_ns = now;
   seen.launches = launches_.load(std::memory_order_relaxed);
@@ -137,7 +137,7 @@ void Segments::observe(std::int64_t now) noexcept {
   }
 }
 
-bool Segments::next(std::int64_t now, Told& told) noexcept {
+bool Segments::next(std::int64_t now, SegmentNews& told) noexcept {
   if (!under_way_ || launches_.load(std::memory_order_relaxed) == 0) return false;
   if (key_ != kNone) {
     const std::int64_t median_ns = kind(key_, number_).profile.median_ns();

@@ -49,7 +49,7 @@ class Segments {
   explicit Segments(double inflation);
 
   // A gate's news of a segment that begins.
-  struct Told {
+  struct SegmentNews {
     std::uint64_t segment = 0;  // how many have begun, ever
     std::int64_t since_ns = 0;
     std::int64_t late_ns = 0;  // 0: nothing is to be let in
@@ -75,8 +75,8 @@ class Segments {
   // another context takes turns with it on the GPU, so that a segment pays two changes of contexts in any case. With a
   // target, gates hear of a segment only as far as the target leaves it slack. The target says which requests are
   // clean. Other segments that gates do not hear of teach nothing: another rule lets best effort into them.
-  Told begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false,
-             const std::optional<Target>& target = std::nullopt) noexcept;
+  SegmentNews begin(std::uint64_t key, std::int64_t now_ns, bool sliced = false,
+                    const std::optional<Target>& target = std::nullopt) noexcept;
 
   // The next launch of the segment: its GPU time, and the rest of the segment behind it. `now()` is asked only where
   // the request's launches are noted.
@@ -104,7 +104,7 @@ class Segments {
   void waits(std::int64_t now_ns) noexcept { waited_ns_.store(now_ns, std::memory_order_relaxed); }
 
   // It has waited, and the next segment begins; `told` is left alone where nothing was launched since the last time.
-  bool next(std::int64_t now_ns, Told& told) noexcept;
+  bool next(std::int64_t now_ns, SegmentNews& told) noexcept;
 
   // The request is over.
   void end(std::int64_t now_ns) noexcept;
@@ -138,7 +138,7 @@ class Segments {
 
   int find(std::uint64_t key) const noexcept;
   int make_room(std::uint64_t key) noexcept;
-  Told start(std::int64_t now_ns) noexcept;
+  SegmentNews start(std::int64_t now_ns) noexcept;
   void observe(std::int64_t now_ns) noexcept;
   // By how much a segment that begins may end later, for its request's target: 0 or less where it has to be left alone.
   std::int64_t slack_ns(const SegmentProfile& profile, std::int64_t now_ns) const noexcept;

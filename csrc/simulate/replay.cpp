@@ -129,11 +129,11 @@ class Replay {
   ReplayResult run();
 
  private:
-  enum class What { kJoin, kHost, kGate, kReady, kGpu, kSlice, kArrival, kExpect, kEnter };
+  enum class EventKind { kJoin, kHost, kGate, kReady, kGpu, kSlice, kArrival, kExpect, kEnter };
   struct Event {
     std::int64_t at_ns;
     std::uint64_t order;
-    What what;
+    EventKind kind;
     int client;
     std::uint64_t generation;
     bool operator>(const Event& other) const {
@@ -141,15 +141,15 @@ class Replay {
     }
   };
 
-  void add(std::int64_t at_ns, What what, int client, std::uint64_t generation = 0) {
-    events_.push({at_ns, order_++, what, client, generation});
+  void add(std::int64_t at_ns, EventKind kind, int client, std::uint64_t generation = 0) {
+    events_.push({at_ns, order_++, kind, client, generation});
   }
   // The request of that number comes, or its client says that it does.
-  void await(const Client& client, What what, std::uint64_t number) {
+  void await(const Client& client, EventKind kind, std::uint64_t number) {
     const ReplayClient& trace = *client.trace;
     if (number >= trace.arrivals_ns.size()) return;
-    const std::int64_t ahead_ns = what == What::kExpect ? trace.expect_ns : 0;
-    add(std::max<std::int64_t>(trace.arrivals_ns[number] - ahead_ns, 0), what, client.slot, number);
+    const std::int64_t ahead_ns = kind == EventKind::kExpect ? trace.expect_ns : 0;
+    add(std::max<std::int64_t>(trace.arrivals_ns[number] - ahead_ns, 0), kind, client.slot, number);
   }
   void handle(const Event& event);
   Client& at(int slot) const { return *clients_[static_cast<std::size_t>(slot)]; }
@@ -165,7 +165,7 @@ class Replay {
   void enter(Client& client);
   void leave(Client& client);
   void begin_segments(Client& client);
-  void tell(Client& client, const schedule::Segments::Told& told);
+  void tell(Client& client, const schedule::Segments::SegmentNews& told);
   void ask_to_enter(Client& client);
   void next_segment(Client& client);
 
@@ -242,11 +242,11 @@ Replay::Replay(std::span<const ReplayClient> clients, const ReplaySettings& sett
 }
 
 ReplayResult Replay::run() {
-  for (Client* client : best_effort_) add(client->launch(0).gap_ns, What::kHost, client->slot);
+  for (Client* client : best_effort_) add(client->launch(0).gap_ns, EventKind::kHost, client->slot);
   for (Client* client : latency_) {
-    add(client->trace->joins_ns, What::kJoin, client->slot);
-    await(*client, What::kArrival, 0);
-    if (client->trace->expect_ns > 0) await(*client, What::kExpect, 0);
+    add(client->trace->joins_ns, EventKind::kJoin, client->slot);
+    await(*client, EventKind::kArrival, 0);
+    if (client->trace->expect_ns > 0) await(*client, EventKind::kExpect, 0);
   }
   for (; !events_.empty() && events_.top().at_ns < settings_.end_ns;) {
     const Event event = events_.top();
@@ -271,33 +271,33 @@ ReplayResult Replay::run() {
 
 void Replay::handle(const Event& event) {
   Client& client = at(std::max(event.client, 0));
-  switch (event.what) {
-    case What::kJoin:
+  switch (event.kind) {
+    case EventKind::kJoin:
       layout_->latency |= bit(client.slot);
       return;
-    case What::kHost:
+    case EventKind::kHost:
       return host_reaches_launch(client);
-    case What::kGate:
+    case EventKind::kGate:
       if (event.generation != client.look_generation) return;
       client.look_ns = kForeverNs;
       return look(client);
-    case What::kReady:
+    case EventKind::kReady:
       return reaches_gpu(client);
-    case What::kGpu:
+    case EventKind::kGpu:
       if (event.generation == run_generation_) complete();
       return;
-    case What::kSlice:
+    case EventKind::kSlice:
       if (event.generation == run_generation_) cut();
       return;
-    case What::kArrival:
-      await(client, event.what, event.generation + 1);
+    case EventKind::kArrival:
+      await(client, event.kind, event.generation + 1);
       ++client.arrived;
       if (!client.in_region(*layout_) && !client.entering) ask_to_enter(client);
       return;
-    case What::kExpect:
-      await(client, event.what, event.generation + 1);
+    case EventKind::kExpect:
+      await(client, event.kind, event.generation + 1);
       return client.requests.expect(client.trace->expect_ns, now_ns_);
-    case What::kEnter:
+    case EventKind::kEnter:
       if (client.entering) enter(client);
       return;
   }
@@ -332,7 +332,7 @@ void Replay::host_goes_on(Client& client, std::int64_t call_ns) {
     return;
   }
   if (next.synchronised) next_segment(client);
-  add(now_ns_ + std::max(next.gap_ns - (settings_.launch_ns - call_ns), call_ns), What::kHost, client.slot);
+  add(now_ns_ + std::max(next.gap_ns - (settings_.launch_ns - call_ns), call_ns), EventKind::kHost, client.slot);
 }
 
 void Replay::host_looks_at_completion(Client& client) {
@@ -340,12 +340,12 @@ void Replay::host_looks_at_completion(Client& client) {
   client.waits_for_gpu = false;
   if (!client.best_effort && client.pushed == client.request_end) return leave(client);
   next_segment(client);
-  add(now_ns_ + client.launch(client.pushed).gap_ns, What::kHost, client.slot);
+  add(now_ns_ + client.launch(client.pushed).gap_ns, EventKind::kHost, client.slot);
 }
 
 // The program has waited for the GPU, or asked and found it done.
 void Replay::next_segment(Client& client) {
-  schedule::Segments::Told told;
+  schedule::Segments::SegmentNews told;
   if (client.segments != nullptr && client.segments->next(now_ns_, told)) tell(client, told);
 }
 
@@ -370,7 +370,7 @@ void Replay::enter(Client& client) {
     view.others = {others.data(), count};
     view.waited_ns = now_ns_ - client.asked_entry_ns;
     if (schedule::earliest_deadline_first(view).answer != schedule::Answer::kSubmit) {
-      add(client.asked_entry_ns + view.max_wait_ns, What::kEnter, client.slot);
+      add(client.asked_entry_ns + view.max_wait_ns, EventKind::kEnter, client.slot);
       return;
     }
   }
@@ -383,7 +383,7 @@ void Replay::enter(Client& client) {
   layout_->active |= bit(client.slot);
   client.request_end = client.pushed + client.request_launches();
   // The recorded gap before a request's first launch is the program's wait for the request.
-  add(now_ns_ + client.trace->prepare_ns, What::kHost, client.slot);
+  add(now_ns_ + client.trace->prepare_ns, EventKind::kHost, client.slot);
 }
 
 void Replay::begin_segments(Client& client) {
@@ -399,7 +399,7 @@ void Replay::begin_segments(Client& client) {
   tell(client, client.segments->begin(key, now_ns_, sliced, target));
 }
 
-void Replay::tell(Client& client, const schedule::Segments::Told& told) {
+void Replay::tell(Client& client, const schedule::Segments::SegmentNews& told) {
   schedule::publish(told, client.words.latency_gpu_ns, client.words);
   if (told.late_ns > 0 && schedule::worth_waking(told.left)) wake_gates();
 }
@@ -415,7 +415,7 @@ void Replay::leave(Client& client) {
   layout_->active &= ~bit(client.slot);
   if (client.served < client.arrived) ask_to_enter(client);
   for (Client* other : latency_) {
-    if (other->entering) add(now_ns_ + settings_.reaction_ns, What::kEnter, other->slot);
+    if (other->entering) add(now_ns_ + settings_.reaction_ns, EventKind::kEnter, other->slot);
   }
   wake_gates();
 }
@@ -426,7 +426,7 @@ void Replay::look_at(Client& client, std::int64_t at_ns) {
   at_ns = std::max(at_ns, client.launcher_free_ns);
   if (client.look_ns <= at_ns) return;
   client.look_ns = at_ns;
-  add(at_ns, What::kGate, client.slot, ++client.look_generation);
+  add(at_ns, EventKind::kGate, client.slot, ++client.look_generation);
 }
 
 void Replay::wake_gates() {
@@ -555,13 +555,13 @@ void Replay::submit(Client& client, const schedule::Snapshot* seen, const schedu
   client.handed_ns.pop_front();
   client.jobs.push_back(job);
   ++client.submitted;
-  add(job.ready_ns, What::kReady, client.slot);
+  add(job.ready_ns, EventKind::kReady, client.slot);
   if (seen == nullptr) return;
   if (!settings_.offload) {
     host_goes_on(client, settings_.launch_ns);
   } else if (client.waits_for_room) {
     client.waits_for_room = false;
-    add(now_ns_, What::kHost, client.slot);
+    add(now_ns_, EventKind::kHost, client.slot);
   }
   if (client.pushed > client.submitted) look_at(client, client.launcher_free_ns);
 }
@@ -620,7 +620,7 @@ void Replay::run_gpu() {
     const std::int64_t slice_ns = slice_ns_of(at(last_));
     const std::int64_t passed = std::max<std::int64_t>(now_ns_ - slice_start_ns_, 0) / slice_ns;
     slice_end_ns_ = slice_start_ns_ + (passed + 1) * slice_ns;
-    if (running_ != kNoClient) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
+    if (running_ != kNoClient) add(slice_end_ns_, EventKind::kSlice, kNoClient, run_generation_);
   }
   if (running_ != kNoClient) return;
   const int chosen = choose();
@@ -644,8 +644,8 @@ void Replay::run_gpu() {
   job.begun = true;
   ++run_generation_;
   const std::int64_t until_next_ns = slices ? job.remaining_ns : std::min(job.remaining_ns, job.kernel_ns);
-  add(run_start_ns_ + until_next_ns, What::kGpu, kNoClient, run_generation_);
-  if (slices && slice_end_ns_ != kForeverNs) add(slice_end_ns_, What::kSlice, kNoClient, run_generation_);
+  add(run_start_ns_ + until_next_ns, EventKind::kGpu, kNoClient, run_generation_);
+  if (slices && slice_end_ns_ != kForeverNs) add(slice_end_ns_, EventKind::kSlice, kNoClient, run_generation_);
 }
 
 // The job that runs stops: it is complete, or cut.

@@ -49,7 +49,10 @@ def test_the_libraries_lie_beside_core() -> None:
 def test_a_package_that_was_not_built_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(hook, "_core", None)
-    with pytest.raises(cudasched.HookError, match=f"no _core module for this Python and processor: install cudasched with {sys.executable}"):
+    with pytest.raises(
+        cudasched.HookError,
+        match=f"no _core module for this Python and processor: install cudasched with {sys.executable}",
+    ):
         hook.locate()
     assert "has no _core module" in cudasched.state().off_reason
 

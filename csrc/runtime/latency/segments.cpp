@@ -29,7 +29,7 @@ void LatencySegments::join(arbiter::Table* table, int slot, const Settings& sett
   on_.store(true, std::memory_order_release);
 }
 
-void LatencySegments::publish(const schedule::Segments::Told& told) noexcept {
+void LatencySegments::publish(const schedule::Segments::SegmentNews& told) noexcept {
   segment_.store(told.segment, std::memory_order_relaxed);
   timers_used_.store(0, std::memory_order_relaxed);
   const std::int64_t position_ns = slot().latency_gpu_ns.load(std::memory_order_relaxed);
@@ -161,7 +161,7 @@ void LatencySegments::waited(std::int64_t now, CUcontext context) noexcept {
       make_timers(context);
       read_timers();
     }
-    schedule::Segments::Told told;
+    schedule::Segments::SegmentNews told;
     if (!segments_->next(now, told)) return;
     publish(told);
     if (!by_target_) hot().host_backoff.renew(now);

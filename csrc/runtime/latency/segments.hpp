@@ -96,7 +96,7 @@ class LatencySegments {
   void read_timers() noexcept;
   void make_timers(CUcontext context) noexcept;
   void destroy_timers() noexcept;
-  void publish(const schedule::Segments::Told& told) noexcept;
+  void publish(const schedule::Segments::SegmentNews& told) noexcept;
   void count() noexcept;
   arbiter::Slot& slot() noexcept { return table_->slot(slot_.load(std::memory_order_relaxed)); }
 

@@ -65,7 +65,7 @@ Slices::Driving::~Driving() { slices_.driving_.unlock(); }
 Slices::Unloading::Unloading(Slices& slices, bool (*submit_queued)() noexcept) noexcept {
   slices.unloading_.fetch_add(1);
   driving_.emplace(slices);
-  std::vector<Untold> untold = slices.find_untold();
+  std::vector<AwaitingGraph> untold = slices.find_untold();
   while (!slices.tell_each(untold)) {
     // The program waits for the launch, as for all that was queued before.
     driving_.reset();
@@ -79,8 +79,8 @@ Slices::Unloading::~Unloading() = default;
 
 // driving_ is held. Slices that await changes may have kernels that are about to go, where the graph has other kernels
 // now; or an awaited change may name such kernels.
-std::vector<Slices::Untold> Slices::find_untold() noexcept {
-  std::vector<Untold> untold;
+std::vector<Slices::AwaitingGraph> Slices::find_untold() noexcept {
+  std::vector<AwaitingGraph> untold;
   try {
     const std::scoped_lock lock(mutex_);
     untold.reserve(all_.size());
@@ -93,10 +93,10 @@ std::vector<Slices::Untold> Slices::find_untold() noexcept {
 }
 
 // driving_ is held. False: the launcher thread has one at the gate; it tells it when that launch is submitted.
-bool Slices::tell_each(std::vector<Untold>& untold) noexcept {
+bool Slices::tell_each(std::vector<AwaitingGraph>& untold) noexcept {
   const driver::RelaxedCapture relaxed;
   const std::int64_t end_ns = now_ns() + kMostTakeNs;
-  std::erase_if(untold, [&](const Untold& each) {
+  std::erase_if(untold, [&](const AwaitingGraph& each) {
     Sliced& sliced = *each.sliced;
     bool taken = false;
     while (sliced.told.load() == each.told && !(taken = sliced.take())) {
@@ -226,11 +226,11 @@ void Slices::followed(CUgraphExec exec) noexcept {
 // prepare(sliced, told) changes our clone and fills in `told` for the slices. The ring may make a thread wait for the
 // gate, so nothing is held there.
 template <typename Prepare>
-void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept {
+void Slices::tell(CUgraphExec exec, UpdateQueue* behind, Prepare&& prepare) noexcept {
   const std::shared_ptr<Sliced> sliced = on() ? find(exec) : nullptr;
   if (sliced == nullptr) return;
   const driver::RelaxedCapture relaxed;
-  Told told;
+  SliceUpdate told;
   bool may_wait = false;
   {
     const Driving driving(*this);
@@ -263,7 +263,7 @@ void Slices::tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept 
 }
 
 // driving_ is held.
-bool Slices::change_pieces(Sliced& sliced, Told& told) {
+bool Slices::change_pieces(Sliced& sliced, SliceUpdate& told) {
   if (sliced.pieces == nullptr || told.change.bytes().empty()) return true;
   {
     const Taken taken(sliced);
@@ -278,7 +278,7 @@ bool Slices::change_pieces(Sliced& sliced, Told& told) {
 }
 
 // driving_ is held. After an update, our clone is equal to the graph; after any other change the clone may differ.
-void Slices::did_not_follow(Sliced& sliced, const Told& told) noexcept {
+void Slices::did_not_follow(Sliced& sliced, const SliceUpdate& told) noexcept {
   if (told.of != Sliced::kGraph) return give_up(sliced);
   WholeReason why = told.why;
   if (why == WholeReason::kNone && ++sliced.misfits >= kMostMisfits) why = WholeReason::kUpdated;
@@ -292,12 +292,12 @@ void Slices::did_not_follow(Sliced& sliced, const Told& told) noexcept {
 }
 
 // To another graph of the same nodes and edges, as the driver has verified.
-void Slices::updated(CUgraphExec exec, CUgraph graph, Behind* behind) noexcept {
-  tell(exec, behind, [&](Sliced& sliced, Told& told) { prepare_update(sliced, graph, told); });
+void Slices::updated(CUgraphExec exec, CUgraph graph, UpdateQueue* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, SliceUpdate& told) { prepare_update(sliced, graph, told); });
 }
 
 // driving_ is held.
-void Slices::prepare_update(Sliced& sliced, CUgraph graph, Told& told) {
+void Slices::prepare_update(Sliced& sliced, CUgraph graph, SliceUpdate& told) {
   if (sliced.misfits >= kMostMisfits) {
     told.fits = sliced.pieces == nullptr;
     return;
@@ -351,8 +351,8 @@ bool Slices::find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number
 }
 
 void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set,
-                          Behind* behind) noexcept {
-  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+                          UpdateQueue* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, SliceUpdate& told) {
     if (sliced.clone == nullptr) return;
     told.of = 0;
     told.fits = (context == nullptr || context == sliced.context) && find_number(sliced, node, told.of) &&
@@ -365,8 +365,8 @@ void Slices::node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context,
   });
 }
 
-void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept {
-  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, UpdateQueue* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, SliceUpdate& told) {
     if (sliced.clone == nullptr) return;
     if (driver::registry().graphs_hold_objects()) return told.leave_objects_to_driver();
     told.of = 0;
@@ -394,8 +394,8 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Be
   });
 }
 
-void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept {
-  tell(exec, behind, [&](Sliced& sliced, Told& told) {
+void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, UpdateQueue* behind) noexcept {
+  tell(exec, behind, [&](Sliced& sliced, SliceUpdate& told) {
     told.of = Sliced::kSwitch;
     std::uint32_t number = 0;
     if (!find_number(sliced, node, number)) {

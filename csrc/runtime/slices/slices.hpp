@@ -9,9 +9,9 @@
 //
 // Changes of an executable graph go to the whole one at once, for the driver's verdict, and to our clone. The slices
 // get changes at once, too, where no launch of the graph is queued; else through the ring, behind these launches
-// (Behind, follow()). Until the launcher has made the last such change, these launches go in slices, because the whole
-// graph already has the changes. A change is queued only where its like was made directly before, so that the driver
-// has no reason to refuse it.
+// (UpdateQueue, follow()). Until the launcher has made the last such change, these launches go in slices, because the
+// whole graph already has the changes. A change is queued only where its like was made directly before, so that the
+// driver has no reason to refuse it.
 //
 // Order: CUDA runs launches of one executable graph one after another, on whichever streams; slices do not share that.
 // So a launch on another stream than the last one's waits for an event behind the last launch. Where there is no such
@@ -211,9 +211,9 @@ class Slices {
             const GraphTimes& times) noexcept;
 
   // Launches of a graph that are queued when it is changed, and that follow() was true of.
-  class Behind {
+  class UpdateQueue {
    public:
-    virtual ~Behind() = default;
+    virtual ~UpdateQueue() = default;
     // Puts the change behind them; false: it cannot be queued.
     virtual bool push(CUgraphExec exec, CUcontext context, std::span<const std::byte> change) noexcept = 0;
     // Waits until they are submitted.
@@ -230,13 +230,14 @@ class Slices {
     return sliced != nullptr && sliced->slices.load(std::memory_order_relaxed) != 0;
   }
   // The driver has updated it to another graph; null `behind`: nothing of it is queued.
-  void updated(CUgraphExec exec, CUgraph graph, Behind* behind) noexcept;
+  void updated(CUgraphExec exec, CUgraph graph, UpdateQueue* behind) noexcept;
   // The driver has changed a node of it. `set` does the same to that node in our clone.
   using Set = std::function<CUresult(CUgraphNode)>;
-  void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set, Behind* behind) noexcept;
+  void node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, const Set& set,
+                    UpdateQueue* behind) noexcept;
   // The nodes in a child graph were changed to another graph's.
-  void child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Behind* behind) noexcept;
-  void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Behind* behind) noexcept;
+  void child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, UpdateQueue* behind) noexcept;
+  void node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, UpdateQueue* behind) noexcept;
   // Before the driver destroys it.
   void forget(CUgraphExec exec) noexcept;
   // Before the driver ends a context; null: any.
@@ -313,7 +314,7 @@ class Slices {
 
  private:
   // A change as the slices get it.
-  struct Told {
+  struct SliceUpdate {
     std::uint32_t of = Sliced::kGraph;
     bool fits = true;                                    // else the slices are given up
     Change change;                                       // without bytes: there are no slices
@@ -328,7 +329,7 @@ class Slices {
   };
 
   // A graph whose slices await changes, and how often it had been told by then.
-  struct Untold {
+  struct AwaitingGraph {
     std::shared_ptr<Sliced> sliced;
     std::uint64_t told = 0;
   };
@@ -356,14 +357,14 @@ class Slices {
   graph::WholeReason why_not_cloned(const Sliced& sliced, driver::ExecFacts& facts) const noexcept;
   graph::WholeReason clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts& facts);
   template <typename Prepare>
-  void tell(CUgraphExec exec, Behind* behind, Prepare&& prepare) noexcept;
-  std::vector<Untold> find_untold() noexcept;
-  bool tell_each(std::vector<Untold>& untold) noexcept;
+  void tell(CUgraphExec exec, UpdateQueue* behind, Prepare&& prepare) noexcept;
+  std::vector<AwaitingGraph> find_untold() noexcept;
+  bool tell_each(std::vector<AwaitingGraph>& untold) noexcept;
   void tell_all(Sliced& sliced) noexcept;
-  void prepare_update(Sliced& sliced, CUgraph graph, Told& told);
-  void did_not_follow(Sliced& sliced, const Told& told) noexcept;
+  void prepare_update(Sliced& sliced, CUgraph graph, SliceUpdate& told);
+  void did_not_follow(Sliced& sliced, const SliceUpdate& told) noexcept;
   bool find_number(Sliced& sliced, CUgraphNode node, std::uint32_t& number);
-  bool change_pieces(Sliced& sliced, Told& told);
+  bool change_pieces(Sliced& sliced, SliceUpdate& told);
   static void set_numbers(Sliced& sliced, const ReadGraph& read);
   void give_up(Sliced& sliced) noexcept;
   void drop_idle(int idle_looks) noexcept;

@@ -45,7 +45,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, alias_generator=to_camel)
 
 
-class _Asked(_Part):
+class _Request(_Part):
     uid: str
     operation: str
     sub_resource: str = ""
@@ -55,7 +55,7 @@ class _Asked(_Part):
 class _Review(_Part):
     api_version: Literal["admission.k8s.io/v1"]
     kind: Literal["AdmissionReview"]
-    request: _Asked
+    request: _Request
 
 
 def _below(*path: str) -> Any:

@@ -16,9 +16,9 @@ namespace {
 constexpr std::int64_t kUs = 1'000;
 constexpr std::int64_t kMs = 1'000'000;
 
-TEST(Left, IsOneWordThatErrsToTheSafeSide) {
-  const Left left{1'000'001, 5'000'063};
-  const std::optional<Left> back = unpack(pack(left));
+TEST(TimeLeft, IsOneWordThatErrsToTheSafeSide) {
+  const TimeLeft left{1'000'001, 5'000'063};
+  const std::optional<TimeLeft> back = unpack(pack(left));
   ASSERT_TRUE(back);
   EXPECT_GE(back->gpu_ns, left.gpu_ns);
   EXPECT_LE(back->gpu_ns, left.gpu_ns + 64);
@@ -27,7 +27,7 @@ TEST(Left, IsOneWordThatErrsToTheSafeSide) {
   EXPECT_FALSE(unpack(kNothingKnown));
   // The largest times are not taken for an unknown one.
   EXPECT_TRUE(unpack(pack({INT64_MAX / 2, INT64_MAX / 2})));
-  EXPECT_EQ(unpack(pack({0, -5})), Left{});
+  EXPECT_EQ(unpack(pack({0, -5})), TimeLeft{});
 }
 
 // A program that launches `launches` kernels of `gpu_ns` each `gap_ns` on the host, and then waits.
@@ -40,11 +40,11 @@ struct Program {
 
 // One request of so many segments, each of which takes `beside_ns` longer where best effort may be in it; what was told
 // when each began. The deadline of a target counts from the request's begin.
-std::vector<Segments::Told> request(Segments& segments, const Program& program, std::int64_t& now, int parts = 1,
-                                    std::uint64_t key = 0, std::int64_t beside_ns = 0,
-                                    std::optional<Segments::Target> target = std::nullopt) {
+std::vector<Segments::SegmentNews> request(Segments& segments, const Program& program, std::int64_t& now, int parts = 1,
+                                           std::uint64_t key = 0, std::int64_t beside_ns = 0,
+                                           std::optional<Segments::Target> target = std::nullopt) {
   if (target) target->deadline_ns += now;
-  std::vector<Segments::Told> told{segments.begin(key, now, false, target)};
+  std::vector<Segments::SegmentNews> told{segments.begin(key, now, false, target)};
   for (int part = 0; part < parts; ++part) {
     for (std::size_t i = 0; i < program.launches; ++i) {
       now += program.gap_ns;
@@ -69,7 +69,7 @@ double share(Segments& segments, double inflation, const Program& program, std::
              std::int64_t beside_ns = 0) {
   double most = 0;
   for (int i = 0; i < 4; ++i) {
-    const Segments::Told told = request(segments, program, now, 1, 0, beside_ns).front();
+    const Segments::SegmentNews told = request(segments, program, now, 1, 0, beside_ns).front();
     EXPECT_GT(told.median_ns, 0);
     most = std::max(most, static_cast<double>(told.late_ns) / (inflation * static_cast<double>(told.median_ns)));
   }
@@ -84,9 +84,9 @@ TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
   for (int i = 0; i < 1 + SegmentProfile::kFewest; ++i) {
     EXPECT_EQ(request(segments, program, now).front().left, kNothingKnown) << i;
   }
-  const Segments::Told told = request(segments, program, now).front();
+  const Segments::SegmentNews told = request(segments, program, now).front();
   ASSERT_NE(told.left, kNothingKnown);
-  const Left left = *unpack(told.left);
+  const TimeLeft left = *unpack(told.left);
   EXPECT_NEAR(static_cast<double>(left.gpu_ns), 500e3, 64);
   EXPECT_NEAR(static_cast<double>(left.host_ns), 99 * 20e3, 64);  // from the first launch to the last
   EXPECT_EQ(told.median_ns, 2'010 * kUs);
@@ -97,7 +97,7 @@ TEST(Segments, AreKnownAfterAFewRequestsAndTellWhatIsLeft) {
   for (std::size_t i = 0; i < program.launches; ++i) {
     const Segments::Launch launch = segments.launch([&] { return now; });
     EXPECT_EQ(launch.gpu_ns, program.gpu_ns);
-    const Left now_left = *unpack(launch.left);
+    const TimeLeft now_left = *unpack(launch.left);
     EXPECT_LT(now_left.gpu_ns, gpu_ns);
     gpu_ns = now_left.gpu_ns;
     EXPECT_NEAR(static_cast<double>(now_left.host_ns), static_cast<double>(98 - static_cast<std::int64_t>(i)) * 20e3,
@@ -117,9 +117,9 @@ TEST(Segments, WhatAFirstRequestWaitedForInItsMiddleIsNotExpectedOfLaterOnes) {
     first.launches = 3;
     request(segments, first, now, 2);
   }
-  std::optional<Left> left;
+  std::optional<TimeLeft> left;
   for (int i = 0; i < 40; ++i) {
-    const Segments::Told told = request(segments, program, now)[0];
+    const Segments::SegmentNews told = request(segments, program, now)[0];
     if (told.late_ns > 0) left = unpack(told.left);
   }
   ASSERT_TRUE(left);
@@ -134,7 +134,7 @@ TEST(Segments, AProgramThatHasBecomeSlowerIsBelievedAndOnePauseIsNot) {
   const auto serve = [&](int requests) {
     std::int64_t host_ns = 0;
     for (int i = 0; i < requests; ++i) {
-      const Segments::Told told = request(segments, program, now)[0];
+      const Segments::SegmentNews told = request(segments, program, now)[0];
       if (told.late_ns > 0) host_ns = unpack(told.left)->host_ns;
     }
     return host_ns;
@@ -285,7 +285,7 @@ TEST(Segments, ALiarIsBelievedLessAndLessOften) {
   constexpr int kRequests = 4'000;
   Program program;
   for (int i = 0; i < kRequests; ++i) {
-    const std::optional<Left> left = unpack(request(segments, program, now).front().left);
+    const std::optional<TimeLeft> left = unpack(request(segments, program, now).front().left);
     const bool believed = left && left->host_ns > 0;
     foretold += believed ? 1 : 0;
     if (believed) program.launches = program.launches == 100 ? 50 : 100;
@@ -299,8 +299,8 @@ TEST(Segments, TwoServersOfOneProcessKeepTheirOwnProfilesUnderTheirOwnTargets) {
   std::int64_t now = kMs;
   const Program slow{250, 5 * kUs, 20 * kUs, 10 * kUs};
   const Program quick{60, 12 * kUs, 15 * kUs, 10 * kUs};
-  const auto host_ns = [](const Segments::Told& told) {
-    const std::optional<Left> left = unpack(told.left);
+  const auto host_ns = [](const Segments::SegmentNews& told) {
+    const std::optional<TimeLeft> left = unpack(told.left);
     return left ? left->host_ns : -1;
   };
   int known = 0;
@@ -324,7 +324,7 @@ TEST(Segments, AClientThatNamesAnotherTargetForEachRequestIsNeverBelieved) {
   Segments segments(1.03);
   std::int64_t now = kMs;
   for (std::uint64_t i = 0; i < 500; ++i) {
-    const Segments::Told told = request(segments, {}, now, 1, 1 + i % (Segments::kKeys + 1)).front();
+    const Segments::SegmentNews told = request(segments, {}, now, 1, 1 + i % (Segments::kKeys + 1)).front();
     EXPECT_EQ(told.left, kNothingKnown);
     EXPECT_EQ(told.late_ns, 0);
   }
@@ -347,7 +347,7 @@ TEST(SegmentsWithATarget, LearnFromCleanRequestsAlone) {
   // Another rule lets best effort into these, which says nothing of what they take.
   for (int i = 0; i < 100; ++i) EXPECT_EQ(serve(within(10 * kMs, 1), 0).left, kNothingKnown);
   for (int i = 0; i < SegmentProfile::kFewest; ++i) EXPECT_EQ(serve(clean(), 0).late_ns, 0);
-  const Segments::Told told = serve(within(10 * kMs, 1), 0);
+  const Segments::SegmentNews told = serve(within(10 * kMs, 1), 0);
   EXPECT_NE(told.left, kNothingKnown);
   EXPECT_EQ(told.median_ns, kPartNs);
   EXPECT_EQ(told.late_ns, static_cast<std::int64_t>(0.03 * Segments::kMostShare * kPartNs)) << "as without a target";
@@ -427,7 +427,7 @@ TEST(SegmentsWithATarget, WordsThatMayHoldAnythingTellOfNoMoreThanTheBudget) {
   };
   for (int i = 0; i < 100'000; ++i) {
     const Segments::Target target{anything(), anything(), static_cast<std::int64_t>(random() % 1'000'000), false};
-    const Segments::Told told = segments.begin(0, now, random() % 2 == 0, target);
+    const Segments::SegmentNews told = segments.begin(0, now, random() % 2 == 0, target);
     ASSERT_GE(told.late_ns, 0);
     ASSERT_LE(told.late_ns, static_cast<std::int64_t>(0.03 * Segments::kMostShare * kPartNs));
     segments.end(now);
@@ -450,7 +450,7 @@ TEST(Segments, OfOverlappingRequestsNothingIsLearned) {
 TEST(SegmentReader, TakesTheLeastHostTimeAndTheSumOfWhatTheGpuOwes) {
   SegmentReader reader;
   const auto told = [&](std::int64_t gpu_ns, std::int64_t host_ns, std::int64_t late_ns) {
-    return Segments::Told{1, 10 * kMs, late_ns, 5 * kMs, pack({gpu_ns, host_ns})};
+    return Segments::SegmentNews{1, 10 * kMs, late_ns, 5 * kMs, pack({gpu_ns, host_ns})};
   };
   reader.begin(11 * kMs);
   reader.add(0, told(640 * kUs, 3'200 * kUs, 100 * kUs));
@@ -468,8 +468,8 @@ TEST(SegmentReader, TakesTheLeastHostTimeAndTheSumOfWhatTheGpuOwes) {
 
 TEST(SegmentReader, KnowsNothingOfWhatSaysNothingOrGoesOnForEver) {
   SegmentReader reader;
-  const Segments::Told sound{1, 10 * kMs, 100 * kUs, 5 * kMs, pack({kUs, kMs})};
-  const auto known = [&](std::int64_t now, const Segments::Told& told) {
+  const Segments::SegmentNews sound{1, 10 * kMs, 100 * kUs, 5 * kMs, pack({kUs, kMs})};
+  const auto known = [&](std::int64_t now, const Segments::SegmentNews& told) {
     reader.begin(now);
     reader.add(0, told);
     return reader.requests().known;
@@ -479,10 +479,11 @@ TEST(SegmentReader, KnowsNothingOfWhatSaysNothingOrGoesOnForEver) {
   EXPECT_FALSE(known(31 * kMs, sound)) << "four times as long as such segments take";
   EXPECT_FALSE(known(5 * kMs, sound)) << "it begins in the future";
   for (const auto& damaged :
-       {Segments::Told{1, 10 * kMs, 0, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, 0, pack({})},
-        Segments::Told{1, 10 * kMs, 6 * kMs, 5 * kMs, pack({})}, Segments::Told{1, 10 * kMs, kMs, INT64_MAX, pack({})},
-        Segments::Told{1, INT64_MIN, kMs, 5 * kMs, pack({})},
-        Segments::Told{1, 10 * kMs, kMs, 5 * kMs, kNothingKnown}}) {
+       {Segments::SegmentNews{1, 10 * kMs, 0, 5 * kMs, pack({})}, Segments::SegmentNews{1, 10 * kMs, kMs, 0, pack({})},
+        Segments::SegmentNews{1, 10 * kMs, 6 * kMs, 5 * kMs, pack({})},
+        Segments::SegmentNews{1, 10 * kMs, kMs, INT64_MAX, pack({})},
+        Segments::SegmentNews{1, INT64_MIN, kMs, 5 * kMs, pack({})},
+        Segments::SegmentNews{1, 10 * kMs, kMs, 5 * kMs, kNothingKnown}}) {
     EXPECT_FALSE(known(11 * kMs, damaged));
   }
 }

@@ -15,7 +15,7 @@
 namespace cudasched::test {
 namespace {
 
-using schedule::Left;
+using schedule::TimeLeft;
 
 class SegmentsTest : public ::testing::Test {
  protected:
@@ -65,8 +65,8 @@ class SegmentsUnderSlackTest : public SegmentsTest {
 };
 
 TEST_F(SegmentsTest, AClientTellsWhatIsLeftOfItsRequestOnceItKnows) {
-  std::optional<Left> at_begin;
-  std::optional<Left> after_three;
+  std::optional<TimeLeft> at_begin;
+  std::optional<TimeLeft> after_three;
   std::int64_t late_ns = 0;
   // One segment of 17 is kept clean, and a busy machine may surprise: then it takes many of them.
   const auto told = [&] {
@@ -201,7 +201,7 @@ TEST_F(SegmentsTest, AContextThatGoesTakesNothingElseAlong) {
   EXPECT_TRUE(eventually([&] {
     serve(6);
     const InRegion region(CUDASCHED_LATENCY, 500);
-    const std::optional<Left> left = schedule::unpack(latency_slot().segment_left.load());
+    const std::optional<TimeLeft> left = schedule::unpack(latency_slot().segment_left.load());
     return left && left->gpu_ns > 0;
   }));
   EXPECT_GT(latency_slot().segment.load(), before);
