@@ -52,7 +52,14 @@ FILES = {
     ],
     "sources": ["csrc/**/*.cpp", "csrc/**/*.cu"],
     "package": ["python/**/*.py"],
-    "messages": ["python/**/*.py", "benchmarks/**/*.py", "csrc/**/*.[ch]*", "include/**/*.[hi]*"],
+    "messages": [
+        "python/**/*.py",
+        "benchmarks/**/*.py",
+        "csrc/**/*.[ch]",
+        "csrc/**/*.[ch]pp",
+        "csrc/**/*.cu*",
+        "include/**/*.[hi]*",
+    ],
 }
 LONG = 25
 LABEL = 5
