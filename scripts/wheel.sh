@@ -23,7 +23,7 @@ remade() {
   cmake --install "$build" --strip --prefix "$build/tree" >>"$build.log"
   python -m wheel unpack -d "$build/unpacked" "$wheel" >>"$build.log"
   tree="$(echo "$build"/unpacked/*)"
-  rm "$tree"/cudasched/_core.*
+  rm "$tree"/cudasched/_core.*.so
   find "$tree" -name '*.so*' -delete
   (cd "$build/tree" && find . -name '*.so*' -print0 | tar -c --null -T -) | tar -x -C "$tree"
   python -m wheel pack -d "$build" "$tree" >>"$build.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -85,7 +86,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     yield machine
     (directory / "clients").unlink(missing_ok=True)
     for pid in machine.keepers() + machine.processes():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ends by itself, too
+            os.kill(pid, signal.SIGKILL)
     shutil.rmtree(directory)
 
 

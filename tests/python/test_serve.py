@@ -179,7 +179,7 @@ BODIES: list[tuple[object, int, str]] = [
     (b"{", 422, "JSON"),
     (b"\xff\xfe", 422, "body"),
     ({"policy": "x" * 5_000}, 422, "policy"),
-    (b"[" * 10_000, 400, ""),
+    (b"[" * 10_000, 400 if sys.version_info < (3, 14) else 422, ""),
     (b"x" * 20_000, 413, "at most 16384 bytes"),
 ]
 
