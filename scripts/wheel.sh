@@ -11,7 +11,8 @@ ours="$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')"
 
 # remade BUILD MODULE_SUFFIX TAG_OPTIONS CMAKE_OPTION...: the wheel of this machine with the libraries of another build.
 remade() {
-  local build="$1" suffix="$2" tags wheel tree
+  local build="$1" suffix="$2" tags wheel tree files
+  names() { (cd "$tree" && find . -type f | sed 's/_core[.].*[.]so$/_core.so/' | sort); }
   read -ra tags <<<"$3"
   for wheel in dist/cudasched-*-"$ours-$ours"-manylinux_2_34_x86_64.whl; do
     [ -f "$wheel" ] || die "dist/ has no wheel of this machine: make wheel"
@@ -23,9 +24,11 @@ remade() {
   cmake --install "$build" --strip --prefix "$build/tree" >>"$build.log"
   python -m wheel unpack -d "$build/unpacked" "$wheel" >>"$build.log"
   tree="$(echo "$build"/unpacked/*)"
+  files="$(names)"
   rm "$tree"/cudasched/_core.*.so
   find "$tree" -name '*.so*' -delete
   (cd "$build/tree" && find . -name '*.so*' -print0 | tar -c --null -T -) | tar -x -C "$tree"
+  [ "$(names)" = "$files" ] || die "the wheel in $tree has other files than $wheel"
   python -m wheel pack -d "$build" "$tree" >>"$build.log"
   python -m wheel tags --remove "${tags[@]}" "$build"/cudasched-*.whl >>"$build.log"
   python scripts/manylinux.py "$build"/cudasched-*.whl dist
