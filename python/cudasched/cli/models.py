@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 import sys
 from contextlib import ExitStack
@@ -73,7 +74,7 @@ def serve(
             certificate=tls_cert,
             key=tls_key,
             allowed_hosts=tuple(allowed_host or ()),
-            limits=Limits(body_bytes=max_mib << 20, per_s=1e6, burst=1_000_000),
+            limits=Limits(body_bytes=max_mib << 20, per_s=math.inf),
         )
         shown = f"[{host}]" if ":" in host else host
         print(f"cudasched: {server.scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)

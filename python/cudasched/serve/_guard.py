@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -53,7 +54,7 @@ class Limits:
     Attributes:
         body_bytes: Of a request.
         request_s: Until a request has been received. Operations for one with the token have time-outs of their own.
-        per_s: Requests a second, of one address.
+        per_s: Requests a second, of one address; infinite: no limit.
         burst: So many at once.
         wrong_tokens: So many at once, of one address; one more each `wrong_token_s`.
         wrong_token_s: See there.
@@ -140,8 +141,13 @@ class Callers:
         self.limits = limits or Limits()
         self._expected = b"bearer " + token.encode()
         self._refused = refused
-        self._requests = RateLimiter(self.limits.per_s, self.limits.burst)
+        self._requests = RateLimiter(self.limits.per_s, self.limits.burst) if self.limited else None
         self._wrong = RateLimiter(1.0 / self.limits.wrong_token_s, self.limits.wrong_tokens)
+
+    @property
+    def limited(self) -> bool:
+        """Whether callers with the token may come too often."""
+        return math.isfinite(self.limits.per_s)
 
     def knows(self, authorization: Sequence[bytes]) -> bool:
         """Whether a caller sent the token, and nothing else under that name."""
@@ -159,9 +165,10 @@ class Callers:
             public: The requested operation needs no token.
         """
         known = self.knows(authorization)
-        wait_s = self._requests.wait_s(f"{address} with the token" if known else address)
-        if wait_s > 0:
-            return Refusal("too many requests", wait_s)
+        if self._requests is not None:
+            wait_s = self._requests.wait_s(f"{address} with the token" if known else address)
+            if wait_s > 0:
+                return Refusal("too many requests", wait_s)
         if known or public:
             return None
         wait_s = self._wrong.wait_s(address, take=0)
