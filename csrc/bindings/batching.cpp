@@ -60,7 +60,8 @@ class Batching {
 
   std::pair<std::size_t, std::optional<std::int64_t>> next(std::int64_t now_ns, const py::buffer& deadlines_ns,
                                                            const py::buffer& arrivals_ns, const py::buffer& bounds_ns,
-                                                           std::size_t most, std::int64_t gap_ns) const {
+                                                           std::size_t most, std::int64_t gap_ns,
+                                                           std::int64_t slack_ns) const {
     const Integers deadlines(deadlines_ns);
     const Integers arrivals(arrivals_ns);
     const Integers bounds(bounds_ns);
@@ -69,6 +70,7 @@ class Batching {
     if (view.arrivals_ns.size() != view.deadlines_ns.size())
       throw ConfigError("a request has a deadline and an arrival");
     view.gap_ns = gap_ns;
+    view.slack_ns = slack_ns;
     const auto [take, look_ns] = schedule::next_batch(view);
     return {take, look_ns == schedule::kNeverNs ? std::nullopt : std::optional(look_ns)};
   }
@@ -108,7 +110,7 @@ void bind_batching(py::module_& module) {
       .def(py::init<const std::string&, std::vector<std::int64_t>, std::int64_t, std::int64_t>(), py::arg("policy"),
            py::arg("sizes"), py::arg("margin_ns"), py::arg("delay_ns"))
       .def("next", &Batching::next, py::arg("now_ns"), py::arg("deadlines_ns"), py::arg("arrivals_ns"),
-           py::arg("bounds_ns"), py::arg("most"), py::arg("gap_ns"))
+           py::arg("bounds_ns"), py::arg("most"), py::arg("gap_ns"), py::arg("slack_ns") = schedule::kNeverNs)
       .def("admit", &Batching::admit, py::arg("free_ns"), py::arg("deadlines_ns"), py::arg("bounds_ns"),
            py::arg("most"), py::arg("place"), py::arg("deadline_ns"), py::arg("protected_count"));
   module.def("aimd_limit", &schedule::aimd_limit, py::arg("limit"), py::arg("full"), py::arg("in_time"),

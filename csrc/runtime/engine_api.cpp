@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -214,6 +215,17 @@ std::int64_t cudasched_in_flight_ns(void) {
     });
   });
   return in_flight;
+}
+
+std::int64_t cudasched_others_slack_ns(void) {
+  std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
+  guarded([&] {
+    cudasched::runtime::engine().for_each_device([&](cudasched::runtime::Device& device) {
+      const std::int64_t slack_ns = device.latency.others_slack_ns();
+      if (slack_ns != cudasched::schedule::Snapshot::kUnknownNs) least_ns = std::min(least_ns, slack_ns);
+    });
+  });
+  return least_ns;
 }
 
 int cudasched_get_counts(cudasched_counts* counts) {

@@ -17,6 +17,11 @@ bool gains(const BatchView& view, std::size_t count, std::size_t other) noexcept
          static_cast<double>(other) * static_cast<double>(bound_ns(view, count));
 }
 
+// Can other processes' requests wait for a batch of `count`, or not even for the smallest?
+bool fits(const BatchView& view, std::size_t count) noexcept {
+  return view.slack_ns < bound_ns(view, 1) || bound_ns(view, count) <= view.slack_ns;
+}
+
 std::int64_t earliest(std::span<const std::int64_t> deadlines_ns) noexcept {
   return *std::min_element(deadlines_ns.begin(), deadlines_ns.end());
 }
@@ -30,6 +35,7 @@ std::size_t fill(const BatchView& view, std::span<const std::int64_t> deadlines_
   for (std::size_t count = 2; count <= most; ++count) {
     earliest_ns = std::min(earliest_ns, deadlines_ns[count - 1]);
     if (earliest_ns != kNeverNs && start_ns + bound_ns(view, count) > earliest_ns) break;
+    if (!fits(view, count)) break;
     if (!gains(view, best, count)) best = count;
   }
   return best;
@@ -82,7 +88,7 @@ BatchDecision next_batch(const BatchView& view) noexcept {
   for (std::size_t size = count + 1; size <= view.most; ++size) {
     const std::int64_t missing_ns = static_cast<std::int64_t>(size - count) * view.gap_ns;
     const std::int64_t look_ns = std::min(quiet_ns, latest_ns(size) - missing_ns);
-    if (look_ns <= view.now_ns) break;
+    if (look_ns <= view.now_ns || !fits(view, size)) break;
     if (gains(view, size, count)) return {0, look_ns};
   }
   return start;

@@ -6,7 +6,9 @@
 //   deadline  the number that gives the most requests per second, of those whose bound meets the earliest deadline.
 //             The batch starts when no larger batch can start in time, or when waiting gains nothing: a larger batch
 //             serves no more requests per second, the requests that it lacks are not expected before its latest start,
-//             or none has come for kQuietGaps times as long as usual.
+//             or none has come for kQuietGaps times as long as usual. It grows no further than the slack of other
+//             processes' requests, unless that is too short for the smallest batch: programs that are late would
+//             otherwise run ever smaller batches.
 //   eager     as many as wait, at once.
 //   delay     as many as wait, once the batch is full, or the first of them has waited for `delay_ns`, or at the latest
 //             start: max_queue_delay_microseconds of Triton Inference Server.
@@ -41,7 +43,8 @@ struct BatchView {
   std::size_t most = 1;                     // requests in a batch: at least 1, at most the last size
   std::int64_t margin_ns = 0;
   std::int64_t delay_ns = 0;
-  std::int64_t gap_ns = kNeverNs;  // expected between two arrivals; kNeverNs: not known
+  std::int64_t gap_ns = kNeverNs;    // expected between two arrivals; kNeverNs: not known
+  std::int64_t slack_ns = kNeverNs;  // of other processes' requests under way; kNeverNs: none, or not known
 };
 
 struct BatchDecision {

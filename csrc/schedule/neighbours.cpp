@@ -34,7 +34,48 @@ std::uint64_t latency_clients(const arbiter::Layout& table) noexcept {
   return table.latency.load(std::memory_order_relaxed);
 }
 
+// Those that hold the gate closed. One that is stopped or swapped out does not count until it runs again.
+std::uint64_t active_latency(const arbiter::Layout& table, std::int64_t stale_ns, std::int64_t now) noexcept {
+  std::uint64_t found = 0;
+  for_each_slot(table.active.load() & latency_clients(table), [&](int slot) {
+    const arbiter::Slot& client = slot_of(table, slot);
+    if (is_client(client, Class::kLatency) &&
+        is_fresh(client.heartbeat_ns.load(std::memory_order_relaxed), now, stale_ns))
+      found |= bit(slot);
+  });
+  return found;
+}
+
+// The least slack of the active requests of one GPU.
+std::int64_t slack_ns(const arbiter::Layout& table, std::uint64_t active, std::int64_t admitted,
+                      std::int64_t now) noexcept {
+  // Further away than anything that a request may say: a foreign or damaged word.
+  constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
+  std::array<Request, arbiter::kSlotCount> requests;
+  std::size_t count = 0;
+  bool known = true;
+  for_each_slot(active, [&](int slot) {
+    const arbiter::Slot& client = slot_of(table, slot);
+    const std::int64_t deadline = client.deadline_ns.load(std::memory_order_relaxed);
+    const std::int64_t expected = client.expected_ns.load(std::memory_order_relaxed);
+    const std::int64_t entered = client.entered_ns.load(std::memory_order_relaxed);
+    const std::int64_t before = client.admitted_at_entry_ns.load(std::memory_order_relaxed);
+    known = known && expected > 0 && expected <= kMostNs && deadline > now - kMostNs && deadline <= now + kMostNs &&
+            entered > now - kMostNs && entered <= now && before <= admitted && before >= admitted - kMostNs;
+    if (!known) return;
+    requests[count++] = {deadline, remaining_ns(expected, now - entered - (admitted - before)), expected};
+  });
+  return known ? least_slack_ns(std::span(requests).first(count), now) : Snapshot::kUnknownNs;
+}
+
 }  // namespace
+
+std::int64_t other_requests_slack_ns(const arbiter::Layout& table, int own_slot, std::int64_t stale_heartbeat_ns,
+                                     std::int64_t now) noexcept {
+  const std::uint64_t own = own_slot >= 0 ? bit(own_slot) : 0;
+  const std::uint64_t active = active_latency(table, stale_heartbeat_ns, now) & ~own;
+  return slack_ns(table, active, table.admitted_ns.load(std::memory_order_relaxed), now);
+}
 
 void Neighbours::join(arbiter::Layout* layout, int slot, bool mps, const GateSettings& settings) noexcept {
   layout_ = layout;
@@ -50,16 +91,6 @@ bool Neighbours::fresh(const arbiter::Slot& client, std::int64_t now) const noex
 }
 
 bool Neighbours::fresh(int slot, std::int64_t now) const noexcept { return fresh(slot_of(*layout_, slot), now); }
-
-// Those that hold the gate closed. One that is stopped or swapped out does not count until it runs again.
-std::uint64_t Neighbours::active_latency(const arbiter::Layout& table, std::int64_t now) const noexcept {
-  std::uint64_t found = 0;
-  for_each_slot(table.active.load() & latency_clients(table), [&](int slot) {
-    const arbiter::Slot& client = slot_of(table, slot);
-    if (is_client(client, Class::kLatency) && fresh(client, now)) found |= bit(slot);
-  });
-  return found;
-}
 
 std::uint64_t Neighbours::other_best_effort() const noexcept {
   std::uint64_t found = 0;
@@ -84,7 +115,8 @@ bool Neighbours::idle(int slot, std::int64_t now) const noexcept {
 
 bool Neighbours::latency_active(std::int64_t now) const noexcept {
   bool active = false;
-  for_each_table([&](const arbiter::Layout& table) { active = active || active_latency(table, now) != 0; });
+  for_each_table(
+      [&](const arbiter::Layout& table) { active = active || active_latency(table, stale_heartbeat_ns_, now) != 0; });
   return active;
 }
 
@@ -93,7 +125,7 @@ bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_wa
   std::int64_t slack = Snapshot::kLongAgoNs;
   const auto look_at = [&](const arbiter::Layout& table) {
     snapshot.latency_clients = snapshot.latency_clients || latency_clients(table) != 0;
-    const std::uint64_t active = active_latency(table, now);
+    const std::uint64_t active = active_latency(table, stale_heartbeat_ns_, now);
     const std::int64_t admitted = table.admitted_ns.load(std::memory_order_relaxed);
     if (&table == layout_) {
       active_ = active;
@@ -155,7 +187,7 @@ bool Neighbours::look_at_segments(std::int64_t now) noexcept {
   });
   bool elsewhere = false;
   for_each_table([&](const arbiter::Layout& table) {
-    elsewhere = elsewhere || (&table != layout_ && active_latency(table, now) != 0);
+    elsewhere = elsewhere || (&table != layout_ && active_latency(table, stale_heartbeat_ns_, now) != 0);
   });
   return gaps_.known() && !elsewhere;
 }
@@ -171,28 +203,6 @@ void Neighbours::look_into_gaps(Snapshot& snapshot) noexcept {
   view.in_flight = snapshot.launches_in_flight;
   snapshot.host_bound = gaps_.look(view, /*sliced=*/!mps_ && (active_ & ~own) != 0);
   snapshot.host_bound.known = known;
-}
-
-// The least slack of the active requests of one GPU.
-std::int64_t Neighbours::slack_ns(const arbiter::Layout& table, std::uint64_t active, std::int64_t admitted,
-                                  std::int64_t now) const noexcept {
-  // Further away than anything that a request may say: a foreign or damaged word.
-  constexpr std::int64_t kMostNs = 2 * 3600 * kNsPerSecond;
-  std::array<Request, arbiter::kSlotCount> requests;
-  std::size_t count = 0;
-  bool known = true;
-  for_each_slot(active, [&](int slot) {
-    const arbiter::Slot& client = slot_of(table, slot);
-    const std::int64_t deadline = client.deadline_ns.load(std::memory_order_relaxed);
-    const std::int64_t expected = client.expected_ns.load(std::memory_order_relaxed);
-    const std::int64_t entered = client.entered_ns.load(std::memory_order_relaxed);
-    const std::int64_t before = client.admitted_at_entry_ns.load(std::memory_order_relaxed);
-    known = known && expected > 0 && expected <= kMostNs && deadline > now - kMostNs && deadline <= now + kMostNs &&
-            entered > now - kMostNs && entered <= now && before <= admitted && before >= admitted - kMostNs;
-    if (!known) return;
-    requests[count++] = {deadline, remaining_ns(expected, now - entered - (admitted - before)), expected};
-  });
-  return known ? least_slack_ns(std::span(requests).first(count), now) : Snapshot::kUnknownNs;
 }
 
 // Latency work that was announced, or is foreseen by the times at which it came.

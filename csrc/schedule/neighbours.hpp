@@ -40,6 +40,11 @@ struct JobTables {
   std::atomic<std::uint32_t> members{0};        // those on which the job is
 };
 
+// The least slack of the active requests of a GPU's latency clients but one (-1: of all). kUnknownNs: one of them has
+// no deadline, or no known time, or none is active. Any thread.
+std::int64_t other_requests_slack_ns(const arbiter::Layout& table, int own_slot, std::int64_t stale_heartbeat_ns,
+                                     std::int64_t now_ns) noexcept;
+
 class Neighbours {
  public:
   // `mps`: clients of several processes run at once, and none takes turns.
@@ -106,14 +111,11 @@ class Neighbours {
   std::uint64_t other_best_effort() const noexcept;
   std::uint64_t waiting(std::int64_t now_ns) const noexcept;
   bool idle(int slot, std::int64_t now_ns) const noexcept;
-  std::int64_t slack_ns(const arbiter::Layout& table, std::uint64_t active, std::int64_t admitted_ns,
-                        std::int64_t now_ns) const noexcept;
   void look_ahead(const arbiter::Layout& table, Snapshot& snapshot, std::int64_t now_ns) const noexcept;
   bool take_from_slack(const Snapshot& seen, int own_latency_slot) noexcept;
   const std::int64_t* virtual_times(std::uint64_t slots, std::int64_t now_ns) noexcept;
   bool my_turn(std::int64_t now_ns, bool& passed_on) noexcept;
   bool fresh(int slot, std::int64_t now_ns) const noexcept;
-  std::uint64_t active_latency(const arbiter::Layout& table, std::int64_t now_ns) const noexcept;
   bool fresh(const arbiter::Slot& client, std::int64_t now_ns) const noexcept;
   arbiter::Slot& own_slot() noexcept { return layout_->slots[static_cast<std::size_t>(slot_)]; }
 

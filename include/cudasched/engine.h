@@ -84,6 +84,11 @@ CUDASCHED_EXPORT int cudasched_get_counts(struct cudasched_counts* counts);
 /* Predicted GPU time still to run of this process's submitted best-effort work, on all of its GPUs. */
 CUDASCHED_EXPORT int64_t cudasched_in_flight_ns(void);
 
+/* How long the requests under way of other processes can still wait, by their deadlines and expected times: the least
+ * on the GPUs where this process has latency work; negative: one is late. INT64_MAX: there is none, or it is not
+ * known. */
+CUDASCHED_EXPORT int64_t cudasched_others_slack_ns(void);
+
 /* The class of launches that no region and no stream decides. slo_ms 0: none. */
 CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t priority, double slo_ms);
 

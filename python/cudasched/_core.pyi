@@ -186,6 +186,9 @@ def parse_setting(name: str, text: bytes) -> Any:
 def in_flight_ns() -> int:
     """Predicted GPU time still to run of this process's best-effort launches."""
 
+def others_slack_ns() -> int:
+    """How long requests of other latency programs can wait, the least; ``2**63 - 1``: there are none, or unknown."""
+
 def collect_start(directory: str, timing: str, cupti_path: str | None, capacity_bytes: int) -> None:
     """Starts to record launches into a journal in `directory`; `timing` is "cupti", "events" or "both"."""
 
@@ -341,6 +344,7 @@ class Batching:
         bounds_ns: array[int],
         most: int,
         gap_ns: int,
+        slack_ns: int = ...,
     ) -> tuple[int, int | None]: ...
     def admit(
         self,

@@ -112,6 +112,25 @@ def test_harvest_knows_nothing_of_a_first_request(stage: Stage) -> None:
     assert (train.end(), train.stderr) == (0, "")
 
 
+def test_a_latency_program_sees_the_slack_of_the_requests_of_others(stage: Stage) -> None:
+    other, own = experienced_server(stage, GENEROUS_MS), server(stage)
+
+    def sees(program: Program) -> int:
+        return program.number("cudasched._core.others_slack_ns()")
+
+    def sees_it() -> bool:
+        other.call(enter(GENEROUS_MS))
+        assert sees(other) == 2**63 - 1
+        seen = sees(own)
+        other.call("gpu.launch(); gpu.synchronize(); time.sleep(0.2)")
+        other.call(LEAVE)
+        return 0 < seen < 1e6 * GENEROUS_MS
+
+    assert sees(own) == 2**63 - 1
+    eventually(sees_it, "the slack is seen")
+    assert sees(own) == 2**63 - 1
+
+
 @pytest.mark.parametrize(("policy", "slo_ms"), [("slack", 1), ("strict", GENEROUS_MS)])
 def test_nothing_goes_beside_requests_without_slack_and_under_strict(stage: Stage, policy: str, slo_ms: float) -> None:
     serve = experienced_server(stage, slo_ms)

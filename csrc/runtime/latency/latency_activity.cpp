@@ -12,6 +12,7 @@
 #include "runtime/gate.hpp"
 #include "runtime/hot.hpp"
 #include "schedule/deadline.hpp"
+#include "schedule/neighbours.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -299,6 +300,11 @@ void LatencyActivity::wait_for_entry() noexcept {
     if (!released) released.emplace();
     nanosleep(&kPause, nullptr);
   }
+}
+
+std::int64_t LatencyActivity::others_slack_ns() const noexcept {
+  if (!registered()) return schedule::Snapshot::kUnknownNs;
+  return schedule::other_requests_slack_ns(table_->layout(), slot(), stale_heartbeat_ns_, now_ns());
 }
 
 void LatencyActivity::expect(std::int64_t within_ns) noexcept {

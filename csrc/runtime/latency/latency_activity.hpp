@@ -47,6 +47,9 @@ class LatencyActivity {
   bool registered() const noexcept { return slot_.load(std::memory_order_acquire) >= 0; }
   int slot() const noexcept { return slot_.load(std::memory_order_relaxed); }
 
+  // Of the other clients' requests under way (schedule/neighbours.hpp).
+  std::int64_t others_slack_ns() const noexcept;
+
   // Has this process a latency client, on any device?
   static bool any_registered() noexcept { return any_registered_.load(std::memory_order_relaxed); }
   static void reset_in_child() noexcept { any_registered_.store(false); }

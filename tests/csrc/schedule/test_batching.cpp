@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "schedule/batching.hpp"
@@ -49,6 +51,23 @@ TEST_F(BatchingTest, NothingIsDecidedForNobody) {
     EXPECT_EQ(decision.take, 0U);
     EXPECT_EQ(decision.look_ns, kNeverNs);
   }
+}
+
+TEST_F(BatchingTest, GrowsNoFurtherThanTheSlackOfOtherPrograms) {
+  BatchView seen = view({100, 100, 100, 100});
+  seen.most = 4;
+  for (const auto& [slack_ms, taken] : {std::pair{10, 4U}, {6, 4U}, {5, 2U}, {4, 1U}}) {
+    seen.slack_ns = slack_ms * kMillisecond;
+    EXPECT_EQ(next_batch(seen).take, taken) << slack_ms;
+  }
+  for (const std::int64_t late_ns : {4 * kMillisecond - 1, -kMillisecond, std::numeric_limits<std::int64_t>::min()}) {
+    seen.slack_ns = late_ns;
+    EXPECT_EQ(next_batch(seen).take, 4U) << "one that is late, or not known, limits nothing";
+  }
+  seen = view({20});
+  EXPECT_EQ(next_batch(seen).take, 0U);
+  seen.slack_ns = 4 * kMillisecond;
+  EXPECT_EQ(next_batch(seen).take, 1U) << "none is waited for that would make the batch too long";
 }
 
 TEST_F(BatchingTest, WaitsForALargerBatchThatCanStartInTime) {

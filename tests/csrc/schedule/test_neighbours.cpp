@@ -77,6 +77,23 @@ class NeighboursTest : public arbiter::testing::TableTest {
   std::int64_t now_ = kStart;
 };
 
+TEST_F(NeighboursTest, TheSlackOfOtherRequestsIsKnownToALatencyClient) {
+  const int self = claim(Class::kLatency);
+  const int other = claim(Class::kLatency);
+  const auto slack_ns = [&] {
+    return other_requests_slack_ns(table_->layout(), self, settings_.stale_heartbeat_ns, now_);
+  };
+  EXPECT_EQ(slack_ns(), kUnknown);
+  begin(self, kNsPerMs, 5 * kNsPerMs);
+  EXPECT_EQ(slack_ns(), kUnknown) << "its own request";
+  begin(other, 2 * kNsPerMs, 10 * kNsPerMs);
+  EXPECT_EQ(slack_ns(), 8 * kNsPerMs);
+  go_on(kNsPerMs);
+  EXPECT_EQ(slack_ns(), 8 * kNsPerMs) << "it runs meanwhile";
+  go_on(settings_.stale_heartbeat_ns + 1, other);
+  EXPECT_EQ(slack_ns(), kUnknown) << "one that is stopped";
+}
+
 TEST_F(NeighboursTest, AloneNothingHolds) {
   const Snapshot seen = look();
   EXPECT_FALSE(seen.latency_clients || seen.latency_active);
