@@ -1,7 +1,8 @@
 """Triton Inference Server, of the package nvidia-pytriton, and cudasched's own server with the same model.
 
 The model returns its input: 2 floats. Triton runs it in one instance of its Python back end, on the CPU. It does
-not batch, which makes its median 3 to 7% shorter here; cudasched's batcher does.
+not batch, which makes its median 3 to 7% shorter here; cudasched's batcher does. Of its two models, `noop` runs where a
+request is submitted (`inline`), and `handed` on the batcher's thread.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ _MODELS = """
 import numpy
 from cudasched.inference import Batcher
 
-batcher = Batcher(lambda inputs: inputs, slo_ms=None, policy="eager", example=numpy.zeros(2, numpy.float32))
-models = {"noop": batcher}
+models = {
+    name: Batcher(
+        lambda inputs: inputs, slo_ms=None, policy="eager", example=numpy.zeros(2, numpy.float32), inline=name == "noop"
+    )
+    for name in ("noop", "handed")
+}
 """
 
 

@@ -106,6 +106,86 @@ def test_threads_and_tasks_share_a_batcher() -> None:
         assert total(batcher.statistics()) == batcher.statistics().completed == 400
 
 
+class Where:
+    """A model that says on which thread each batch ran, and that two never run at once."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.batches: list[list[Any]] = []
+        self._alone = threading.Lock()
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        assert self._alone.acquire(blocking=False)
+        self.threads.append(threading.get_ident())
+        self.batches.append(inputs)
+        self._alone.release()
+        return doubled(inputs)
+
+
+def test_inline_a_batch_runs_where_it_is_submitted() -> None:
+    model, me = Where(), threading.get_ident()
+    with Batcher(model, slo_ms=None, inline=True) as batcher:
+        future = batcher.submit_future(1)
+        assert future.done() and answer(future) == 2
+        assert asyncio.run(batcher.submit(2)) == 4
+        assert [answer(each) for each in batcher._submit([3, 4])] == [6, 8]
+        assert total(batcher.statistics()) == batcher.statistics().completed == 4
+    assert model.threads == [me] * 3 and model.batches == [[1], [2], [3, 4]]
+
+
+def test_inline_a_batch_that_cannot_start_at_once_is_the_batchers() -> None:
+    model, me = Where(), threading.get_ident()
+    with Batcher(model, (2,), None, "delay", delay_ms=90_000, inline=True) as batcher:
+        first = batcher.submit_future(1)  # waits for another one
+        assert not first.done()
+        assert batcher.submit_future(2).done() and answer(first) == 2
+        last = batcher.submit_future(3)
+    assert answer(last) == 6 and model.batches == [[1, 2], [3]]
+    assert model.threads[0] == me and model.threads[1] != me
+
+
+def test_inline_requests_behind_a_batch_are_the_batchers(held: Held) -> None:
+    with Batcher(held, slo_ms=None, inline=True) as batcher, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(batcher.submit_future, 1)
+        held.runs()
+        behind = [batcher.submit_future(x) for x in (2, 3)]
+        assert not any(future.done() for future in behind)
+        held.release(2)
+        assert [answer(future) for future in behind] == [4, 6] and answer(answer(first)) == 2
+    assert held.batches == [[1], [2, 3]]
+
+
+def test_inline_no_batch_runs_beside_another() -> None:
+    model = Where()
+    with Batcher(model, slo_ms=None, max_queue=10_000, inline=True) as batcher, ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda x: answer(batcher.submit_future(x)), range(3_000)))
+        assert done == [2 * x for x in range(3_000)]
+        assert total(batcher.statistics()) == batcher.statistics().completed == 3_000
+
+
+@pytest.mark.parametrize("place", ["run", "_count", "_serve_batch"])
+def test_inline_an_interrupt_ends_the_batch_and_reaches_the_program(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(inputs: list[Any]) -> list[Any]:
+        if place == "run" and 2 in inputs:
+            raise KeyboardInterrupt
+        return doubled(inputs)
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Batcher(run, (2,), None, "delay", delay_ms=90_000, inline=True) as batcher:
+        first = batcher.submit_future(1)
+        if place != "run":
+            monkeypatch.setattr(batcher, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batcher.submit_future(2)
+        assert isinstance(first.exception(PATIENCE_S), RunError)
+        assert [answer(each) for each in batcher._submit([3, 4])] == [6, 8]
+
+
 def test_requests_are_served_by_priority_and_then_by_deadline(held: Held) -> None:
     with Batcher(held, sizes=(1, 2), slo_ms=None, policy="eager") as batcher:
         batcher.submit_future(0)

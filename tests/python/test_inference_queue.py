@@ -146,6 +146,13 @@ def test_a_larger_batch_is_waited_for_as_long_as_requests_come() -> None:
     assert len(queue.take(201)[0]) == 2
 
 
+def test_a_batch_grows_no_further_than_the_slack_of_other_programs() -> None:
+    queue = Queue("deadline", known({1: 10, 4: 11}))
+    for _ in range(4):
+        queue.add(Request("", 0), 0)
+    assert [len(queue.take(0, slack_ns=slack_ns)[0]) for slack_ns in (10, 11)] == [1, 3]
+
+
 def test_a_full_queue_rejects_or_delays() -> None:
     full = Queue("eager", known({1: 1}), max_queue=1)
     full.add(Request("", 0), 0)

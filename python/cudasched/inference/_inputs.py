@@ -24,7 +24,12 @@ def check_input(x: Any, example: Any, max_bytes: int | None) -> None:
 
 
 def _compare(x: Any, example: Any, name: str) -> None:
-    if isinstance(example, Mapping):
+    if hasattr(example, "shape") and hasattr(example, "dtype"):
+        for attribute in ("dtype", "shape"):
+            has, needs = getattr(x, attribute, None), getattr(example, attribute)
+            if has != needs:
+                raise InputError(f"{name} has {attribute} {_written(has)}; {_written(needs)} is needed")
+    elif isinstance(example, Mapping):
         if not isinstance(x, Mapping):
             raise InputError(
                 f"{name} is a {type(x).__name__}; a mapping with {', '.join(map(shown, example))} is needed"
@@ -38,11 +43,6 @@ def _compare(x: Any, example: Any, name: str) -> None:
             raise InputError(f"{name} is {shown(x)}; a {type(example).__name__} of {len(example)} inputs is needed")
         for place, (one, other) in enumerate(zip(x, example, strict=True)):
             _compare(one, other, f"{name}[{place}]")
-    elif hasattr(example, "shape") and hasattr(example, "dtype"):
-        for attribute in ("dtype", "shape"):
-            has, needs = getattr(x, attribute, None), getattr(example, attribute)
-            if has != needs:
-                raise InputError(f"{name} has {attribute} {_written(has)}; {_written(needs)} is needed")
     elif not isinstance(x, type(example)):
         raise InputError(f"{name} is a {type(x).__name__}; a {type(example).__name__} is needed")
 

@@ -35,7 +35,7 @@ _DATATYPES = {
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
     "object": "BYTES",
 }
-_DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
+_DTYPES = {datatype: np.dtype(dtype) for dtype, datatype in _DATATYPES.items()}
 _LENGTH = struct.Struct("<I")
 _UNSUPPORTED = ("classification", "shared_memory_region")
 
@@ -171,15 +171,7 @@ class Models:
         options: dict[str, Any] = {"priority": -_number(asked, "priority")}
         if timeout_us := _number(asked, "timeout"):
             options["deadline_ms"] = timeout_us / 1e3
-        answers: list[Future[Any]] = []
-        try:
-            for row in rows:
-                answers.append(batcher.submit_future(row, **options))
-        except BaseException:
-            for answer in answers:
-                answer.cancel()
-            raise
-        return answers
+        return batcher._submit(rows, **options)
 
     def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
         """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""
@@ -249,7 +241,7 @@ def raw(array: Any) -> bytes:
     """The elements of an output as bytes, as `decoded` reads them."""
     if array.dtype == object:
         return b"".join(_LENGTH.pack(len(each)) + each for each in array.ravel())
-    return bytes(np.ascontiguousarray(array).data)
+    return bytes(array.tobytes())
 
 
 def numbers(name: str, array: Any) -> list[Any]:
@@ -267,8 +259,8 @@ def numbers(name: str, array: Any) -> list[Any]:
 
 def check(parameters: Mapping[str, Any]) -> None:
     """Raises InputError where parameters of a tensor ask for an extension that is not here."""
-    for name in _UNSUPPORTED:
-        if name in parameters:
+    for name in parameters:
+        if name in _UNSUPPORTED:
             raise InputError(f"the parameter {name} is not supported")
 
 

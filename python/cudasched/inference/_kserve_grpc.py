@@ -76,7 +76,8 @@ class _Operations:
             for answer in answers:
                 answer.cancel()
 
-        context.add_callback(cancel)  # the caller is gone, or one of them failed: the others need not run
+        if not all(answer.done() for answer in answers):
+            context.add_callback(cancel)  # the caller is gone, or one of them failed: the others need not run
         arrays = self._models.outputs(asked, [answer.result() for answer in answers])
         response = self._messages["ModelInferResponse"](
             model_name=request.model_name, model_version=VERSION, id=request.id

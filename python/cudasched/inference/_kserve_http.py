@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cudasched.errors import Error
-from cudasched.inference._batcher import Batcher
+from cudasched.inference._batcher import Batcher, awaited
 from cudasched.inference._errors import InputError, UseError
 from cudasched.inference._kserve import VERSION, Asked, Models, check, datatype, decoded, numbers, raw, refusal
 from cudasched.serve._guard import Application, Receive, Scope, Send
@@ -154,6 +154,8 @@ async def _body(receive: Receive) -> bytes:
 
 async def _answers(answers: list[Any], receive: Receive) -> list[Any]:
     """Waits for all; a caller that is gone cancels those that wait."""
+    if all(answer.done() for answer in answers):
+        return [answer.result() for answer in answers]
     loop, watching = asyncio.get_running_loop(), []
 
     async def watch() -> None:
@@ -165,26 +167,13 @@ async def _answers(answers: list[Any], receive: Receive) -> list[Any]:
     timer = loop.call_later(_UNWATCHED_S, lambda: watching.append(loop.create_task(watch())))
     try:
         # Most of a batch is done when the first of it is heard of: it costs the event loop no turn.
-        return [answer.result() if answer.done() else await _done(answer, loop) for answer in answers]
+        return [await awaited(answer) for answer in answers]
     except CancelledError:
         raise UseError("the caller is gone") from None
     finally:
         timer.cancel()
         for task in watching:
             task.cancel()
-
-
-async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> Any:
-    """Unlike `asyncio.wrap_future`, this costs the event loop one turn, and not two."""
-    done = loop.create_future()
-    answer.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(_wake, done))
-    await done
-    return answer.result()
-
-
-def _wake(done: asyncio.Future[None]) -> None:
-    if not done.done():  # the request was cancelled
-        done.set_result(None)
 
 
 def _split(fields: Headers, body: bytes) -> tuple[_Infer, bytes]:

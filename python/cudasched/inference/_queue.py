@@ -6,8 +6,8 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cudasched import hook
@@ -24,32 +24,47 @@ Action = Literal["reject", "delay"]
 _numbers = itertools.count()
 
 
-@dataclass(eq=False, slots=True)
-class Request:
+class Request(Future[Any]):
     """One input, its place among others, and its answer.
 
-    Attributes:
-        x: The input.
+    Args:
+        x: The input, which is kept until the answer is there.
         arrival_ns: When it was submitted.
         deadline_ns: When its answer is due.
         level: Higher levels are served first.
+        forget: Told where the request is cancelled.
+
+    Attributes:
         delayed: The request was late, and is served after the others of its level.
         number: Of two that are equal otherwise, the first comes first.
-        future: The answer.
     """
 
-    x: Any
-    arrival_ns: int
-    deadline_ns: int = NEVER_NS
-    level: float = 0
-    delayed: bool = False
-    number: int = field(default_factory=lambda: next(_numbers))
-    future: Future[Any] = field(default_factory=Future)
+    def __init__(
+        self,
+        x: Any,
+        arrival_ns: int,
+        deadline_ns: int = NEVER_NS,
+        level: float = 0,
+        forget: Callable[[Request], None] = lambda request: None,
+    ) -> None:
+        super().__init__()
+        self.x, self.arrival_ns, self.deadline_ns, self.level = x, arrival_ns, deadline_ns, level
+        self.delayed = False
+        self.number = next(_numbers)
+        self._forget = forget
 
     @property
     def key(self) -> tuple[float, bool, int, int]:
         """By which requests are served in order."""
         return -self.level, self.delayed, self.deadline_ns, self.number
+
+    def cancel(self) -> bool:
+        """Whether the request is cancelled; it waits no more."""
+        if not super().cancel():
+            return False
+        self.x = None
+        self._forget(self)
+        return True
 
     def late(self, end_ns: int, why: str) -> DeadlineError:
         """The error where it would end then."""
@@ -178,32 +193,44 @@ class Queue:
         self._outside.clear()
         return everyone
 
-    def take(self, now_ns: int, at_once: bool = False) -> tuple[list[Request], Refused, int | None]:
+    def take(
+        self, now_ns: int, at_once: bool = False, slack_ns: int = NEVER_NS
+    ) -> tuple[list[Request], Refused, int | None]:
         """The GPU is free: the batch that starts now, else when to ask again; None: when a request arrives.
 
         Args:
             now_ns: The time.
             at_once: Wait for no larger batch.
+            slack_ns: Of other processes' requests; NEVER_NS: none, or not known.
 
         Returns:
             The batch, the requests that wait no longer, each with its error, and when to ask again.
         """
         self._busy_until_ns = 0
-        if not len(self):
+        if not self._requests and not self._outside:
             return [], [], None
-        refused = self.expire(now_ns) + self._let_in(now_ns)
+        refused = self.expire(now_ns)
+        if self._outside:
+            refused += self._let_in(now_ns)
         count, look_ns = self._batching.next(
-            now_ns, self._deadlines_ns, self._arrivals_ns, self.times.bounds_ns, int(self._limit), self._gap_ns
+            now_ns,
+            self._deadlines_ns,
+            self._arrivals_ns,
+            self.times.bounds_ns,
+            int(self._limit),
+            self._gap_ns,
+            slack_ns,
         )
-        last_ns = min(self._timeouts_ns, default=NEVER_NS) - self._margin_ns - 1  # rather than let it time out
-        if count == 0 and (at_once or now_ns >= last_ns):
+        if count == 0:
+            last_ns = min(self._timeouts_ns, default=NEVER_NS) - self._margin_ns - 1  # rather than let it time out
+            if not at_once and now_ns < last_ns:
+                return [], refused, None if look_ns is None else min(look_ns, last_ns)
             count = min(len(self._requests), int(self._limit))
         batch = self._requests[:count]
         if batch:
             self._delete(0, count)
             self._busy_until_ns = now_ns + self.times.bound_ns(count)
-            return batch, refused, None
-        return [], refused, None if look_ns is None else min(look_ns, last_ns)
+        return batch, refused, None
 
     def _let_in(self, now_ns: int) -> Refused:
         refused: Refused = []

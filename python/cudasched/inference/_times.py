@@ -64,7 +64,7 @@ class Times:
     def _renew(self) -> None:
         least_ns = 0  # a larger batch takes no less
         for place, size in enumerate(self.sizes):
-            least_ns = self.bounds_ns[place] = max(least_ns, self._between(size))
+            least_ns = self.bounds_ns[place] = max(least_ns, self._known.get(size) or self._between(size))
 
     def _between(self, size: int) -> int:
         if size in self._known:
