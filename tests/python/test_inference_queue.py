@@ -199,6 +199,40 @@ def test_a_closing_queue_waits_for_nobody() -> None:
     assert queue.take(0, at_once=True)[0] == [request]
 
 
+@given(
+    policy=st.sampled_from(POLICIES),
+    arrivals=st.lists(st.tuples(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 60))), min_size=1, max_size=20),
+    slack=st.integers(0, 30),
+    delay=st.integers(0, 2),
+)
+def test_a_request_that_need_not_wait_is_the_batch_that_would_be_taken(
+    policy: str, arrivals: list[tuple[int, int | None]], slack: int, delay: int
+) -> None:
+    sooner, queue = (
+        Queue(policy, known({1: 10, 3: 20}), margin_ns=2, delay_ns=delay, timeout_ns=90, max_queue=2) for _ in range(2)
+    )
+    now = 0
+    for gap, deadline in arrivals:
+        now += gap
+        one, other = (Request("", now, NEVER_NS if deadline is None else now + deadline) for _ in range(2))
+        told: list[str | bool] = []
+        try:
+            told.append(sooner.add(one, now, slack))
+        except Error as error:
+            told.append(str(error))
+        waited = len(queue)
+        try:
+            queue.add(other, now)
+            starts = waited == 0 and queue.take(now, slack_ns=slack)[0] == [other]
+            told.append(starts)
+        except Error as error:
+            told.append(str(error))
+        assert told[0] == told[1]
+        if told[0] is True:
+            for each in (sooner, queue):
+                each.end(1, None, in_time=True)
+
+
 @dataclass
 class World:
     """A GPU and its queue on a virtual clock.

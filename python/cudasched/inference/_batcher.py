@@ -266,6 +266,7 @@ class Batcher:
         for x in inputs:
             check_input(x, self.example, self._options.max_bytes)
         futures: list[Future[Any]] = []
+        inline, batch = self._options.inline, None
         with self._lock:
             if self._closed:
                 raise UseError("this batcher is closed")
@@ -274,27 +275,32 @@ class Batcher:
             for x in inputs:
                 request = Request(x, now_ns, due_ns, level, self._forget)
                 try:
-                    self._add(request)
+                    alone = self._add(request, inline and len(inputs) == 1 and self._running is None)
                 except Error:
                     for future in futures:
                         future.cancel()
                     raise
                 futures.append(request)
-            self._set_alarm()
-            if not self._options.inline:
+                if alone:
+                    self._running = batch = _Batch([request], now_ns)
+                    request.set_running_or_notify_cancel()
+            if self._running is not None:
+                self._set_alarm()
+            if not inline:
                 self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
-        if self._options.inline:
-            while self._serve_here() and not futures[-1].done():
-                pass
+        if inline:
+            while self._serve_here(batch) and not futures[-1].done():
+                batch = None
         return futures
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, may_start: bool) -> bool:
+        """Whether it is a batch by itself, which starts now."""
         counts = self._counts
         counts.submitted += 1
         try:
             if self._running is not None and self._running.given_up:
                 raise self._hangs()
-            self._queue.add(request, request.arrival_ns)
+            return self._queue.add(request, request.arrival_ns, self._slack_ns() if may_start else None)
         except RunError:
             counts.failed += 1
             raise
@@ -422,12 +428,12 @@ class Batcher:
                     return None, []
                 self._arrived.wait(None if look_ns is None else max(look_ns - now_ns, 0) / 1e9)
 
-    def _serve_here(self) -> bool:
-        """Whether a batch could start at once, or requests wait no longer; it has run, on the calling thread."""
-        batch = None
+    def _serve_here(self, batch: _Batch | None) -> bool:
+        """Runs the batch, or that which can start at once, on the calling thread; whether there was one."""
+        refused: Refused = []
         try:
-            batch, refused = self._next(wait=False)
-            if refused:
+            if batch is None:
+                batch, refused = self._next(wait=False)
                 _fail(refused)
             error = None if batch is None else self._serve_batch(batch)
             if error is not None and isinstance(error.__cause__, (KeyboardInterrupt, SystemExit)):

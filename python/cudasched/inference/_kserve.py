@@ -194,12 +194,14 @@ class Models:
         inputs = self._inputs[asked.model]
         arrays = {name: _like(inputs.get(name), array) for name, array in asked.inputs}
         counts = {len(array) for array in arrays.values()}
-        if set(arrays) != set(inputs):
+        if arrays.keys() != inputs.keys():
             raise InputError(f"the inputs are {', '.join(sorted(inputs))}; given are {', '.join(sorted(arrays))}")
         if len(counts) != 1 or 0 in counts or len(arrays) != len(asked.inputs):
             raise InputError("each input is given once, and all have the same number of rows, at least one")
-        named = [{name: array[row, ...] for name, array in arrays.items()} for row in range(counts.pop())]
-        return named if isinstance(example, Mapping) else [row["input"] for row in named]
+        rows = range(counts.pop())
+        if isinstance(example, Mapping):
+            return [{name: array[row, ...] for name, array in arrays.items()} for row in rows]
+        return [arrays["input"][row, ...] for row in rows]
 
 
 def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
@@ -318,6 +320,8 @@ def _number(asked: Asked, name: str) -> float:
 
 def _like(example: Any, array: Any) -> Any:
     """PyTorch's tensor where the example is one."""
+    if type(example) is np.ndarray:
+        return array
     is_torch = type(example).__module__.partition(".")[0] == "torch"
     return sys.modules["torch"].from_numpy(array) if is_torch else array
 

@@ -124,12 +124,18 @@ class Queue:
         self._arrivals_ns = array("q")
         self._timeouts_ns = array("q")
         self._outside: deque[Request] = deque()
+        self._alone_deadline_ns, self._alone_arrival_ns = array("q", [0]), array("q", [0])
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._outside)
 
-    def add(self, request: Request, now_ns: int) -> None:
-        """A request arrives.
+    def add(self, request: Request, now_ns: int, alone_slack_ns: int | None = None) -> bool:
+        """A request arrives; whether it does not wait, but is a batch by itself, which starts now.
+
+        Args:
+            request: It.
+            now_ns: The time.
+            alone_slack_ns: The GPU is free, and this is the slack of other processes' requests; None: it waits.
 
         Raises:
             QueueFullError: As many wait as may.
@@ -139,12 +145,21 @@ class Queue:
             gap_ns = now_ns - self._last_ns
             self._gap_ns = gap_ns if self._gap_ns == NEVER_NS else self._gap_ns + (gap_ns - self._gap_ns) // 16
         self._last_ns = now_ns
+        if alone_slack_ns is not None and not self._requests and not self._outside:
+            bound_ns, deadline_ns = self.times.bounds_ns[0], request.deadline_ns
+            self._alone_deadline_ns[0], self._alone_arrival_ns[0] = deadline_ns, request.arrival_ns
+            columns = self._alone_deadline_ns, self._alone_arrival_ns, self.times.bounds_ns
+            in_time = deadline_ns == NEVER_NS or now_ns + bound_ns + self._margin_ns <= deadline_ns
+            if in_time and self._batching.next(now_ns, *columns, int(self._limit), self._gap_ns, alone_slack_ns)[0]:
+                self._busy_until_ns = now_ns + bound_ns
+                return True
         if len(self._requests) < self._max_queue and not self._outside:
             self._insert(request, now_ns)
         elif self._on_full == "delay":
             self._outside.append(request)
         else:
             raise QueueFullError(f"{self._max_queue} requests wait; no more may (max_queue)")
+        return False
 
     def _insert(self, request: Request, now_ns: int) -> None:
         place = self._place(request.key)
