@@ -329,6 +329,13 @@ def test_requests_of_callers_that_vanish_do_not_run(serving: Serving) -> None:
     first.result(PATIENCE_S)
 
 
+def test_head_and_body_of_an_answer_come_at_once(serving: Serving) -> None:
+    with socket.create_connection(("127.0.0.1", serving.http), PATIENCE_S) as connection:
+        for _ in range(20):
+            connection.sendall(f"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1:{serving.http}\r\n\r\n".encode())
+            assert connection.recv(1 << 16).endswith(b"\r\n\r\n{}")
+
+
 def test_the_messages_are_those_of_the_client() -> None:
     from tritonclient.grpc import service_pb2
 

@@ -139,6 +139,17 @@ class _Impatient(HttpToolsProtocol):
         """All of the body has come."""
         self._unread_bytes = 0
         super().on_message_complete()
+        self._hold(True)
+
+    def on_response_complete(self) -> None:
+        """The answer has been written."""
+        super().on_response_complete()
+        self._hold(False)
+
+    def _hold(self, held: bool) -> None:
+        """Head and body of an answer go in one packet, for which the caller wakes once."""
+        with contextlib.suppress(OSError):  # closed meanwhile
+            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, held)
 
     def connection_made(self, transport: Any) -> None:
         """The connection is there."""
