@@ -383,4 +383,7 @@ PYBIND11_MODULE(_core, module) {
       py::arg("path"), py::arg("process"), py::arg("setting"), py::arg("value"), py::arg("timeout_ns"));
   module.def("in_flight_ns", [] { return cudasched_in_flight_ns(); });
   module.def("others_slack_ns", [] { return cudasched_others_slack_ns(); });
+  module.def(
+      "graph_ns", [](std::uintptr_t graph) { return cudasched_graph_ns(reinterpret_cast<void*>(graph)); },
+      py::arg("graph"));
 }

@@ -104,6 +104,14 @@ std::int64_t Predictor::estimate_ns(const Query& query) noexcept {
       std::exp(said.base_log + corrections_.log(Corrections::index_of(query.function), said.base_log)));
 }
 
+std::int64_t Predictor::graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {
+  const CacheEntry* const entry = cache_.peek(Keys::of_graph(graph, critical_path_ns));
+  if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
+  if (critical_path_ns <= 0) return 0;
+  const float base_log = log_of(critical_path_ns);
+  return static_cast<std::int64_t>(std::exp(base_log + corrections_.log(Corrections::kGraphs, base_log)));
+}
+
 std::int64_t Predictor::measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {
   const CacheEntry* const entry = cache_.peek(Keys::of_graph(graph, critical_path_ns));
   if (entry == nullptr || entry->samples < Sampling::kFirst) return 0;

@@ -91,6 +91,9 @@ class Predictor {
   // `critical_path_ns` is 0 where it is unknown.
   Prediction predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept;
 
+  // The duration of predict_graph() without counting a launch; 0: neither the graph nor its critical path is known.
+  std::int64_t graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept;
+
   // The measured time of the graph's launches; 0: too few samples.
   std::int64_t measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept;
 

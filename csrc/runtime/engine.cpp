@@ -157,6 +157,11 @@ void Engine::note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flag
   slices_.made(exec, graph, flags, given ? std::optional(given->priority) : std::nullopt, times);
 }
 
+std::int64_t Engine::graph_ns(CUgraphExec exec) noexcept {
+  Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
+  return device == nullptr ? 0 : device->gate.graph_ns(exec);
+}
+
 void Engine::note_update(CUgraphExec exec, CUgraph graph, Slices::UpdateQueue* behind) noexcept {
   Device* const device = hot().scheduling.load(std::memory_order_relaxed) ? current_device(this_thread()) : nullptr;
   // A graph with slices needs no note: the measured times of its slices count.

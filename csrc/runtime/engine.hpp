@@ -102,6 +102,8 @@ class Engine {
   // An executable graph was made, or updated to another graph (`behind`: Slices::updated()); one is about to go.
   void note_graph(CUgraphExec exec, CUgraph graph, unsigned long long flags) noexcept;
   void note_update(CUgraphExec exec, CUgraph graph, Slices::UpdateQueue* behind) noexcept;
+  // The predicted time of a graph of the current device; 0: not known.
+  std::int64_t graph_ns(CUgraphExec exec) noexcept;
   void forget_graph(CUgraphExec exec) noexcept {
     slices_.forget(exec);
     graphs_.forget(exec);

@@ -217,6 +217,12 @@ std::int64_t cudasched_in_flight_ns(void) {
   return in_flight;
 }
 
+std::int64_t cudasched_graph_ns(void* graph) {
+  std::int64_t predicted_ns = 0;
+  guarded([&] { predicted_ns = cudasched::runtime::engine().graph_ns(static_cast<CUgraphExec>(graph)); });
+  return predicted_ns;
+}
+
 std::int64_t cudasched_others_slack_ns(void) {
   std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
   guarded([&] {

@@ -170,6 +170,8 @@ class Gate {
   std::int64_t estimate_ns(const predict::Query& query) noexcept;
   // The measured time of an executable graph; 0: not known yet.
   std::int64_t measured_graph_ns(CUgraphExec exec) noexcept;
+  // Its predicted time, by its history or its nodes; 0: not known.
+  std::int64_t graph_ns(CUgraphExec exec) noexcept;
 
   // The learned state worth keeping between runs; empty if the lock cannot be had (at exit, the lock's holder may be
   // gone). Allocates. restore() throws StateError.

@@ -89,6 +89,10 @@ CUDASCHED_EXPORT int64_t cudasched_in_flight_ns(void);
  * known. */
 CUDASCHED_EXPORT int64_t cudasched_others_slack_ns(void);
 
+/* The predicted time of an executable graph of the current device (a CUgraphExec), by its history or, before its first
+ * launch, by its kernels. 0: not known; so is a graph that was made before the first region or class. */
+CUDASCHED_EXPORT int64_t cudasched_graph_ns(void* graph);
+
 /* The class of launches that no region and no stream decides. slo_ms 0: none. */
 CUDASCHED_EXPORT int cudasched_set_process_class(int32_t client_class, int32_t priority, double slo_ms);
 

@@ -186,6 +186,9 @@ def parse_setting(name: str, text: bytes) -> Any:
 def in_flight_ns() -> int:
     """Predicted GPU time still to run of this process's best-effort launches."""
 
+def graph_ns(graph: int) -> int:
+    """The predicted time of an executable graph (its CUgraphExec) of the current device; 0: not known."""
+
 def others_slack_ns() -> int:
     """How long requests of other latency programs can wait, the least; ``2**63 - 1``: there are none, or unknown."""
 

@@ -287,6 +287,16 @@ def test_a_new_graph_takes_its_longest_path(
     ends_well(program, serve)
 
 
+def test_the_time_of_a_graph_is_told_before_it_has_run(stage: Stage, serve: Program) -> None:
+    program = learned(stage)
+    program.call("from cudasched import _core")
+    program.call("ask = lambda *branches: _core.graph_ns(instantiate(build(*branches)))")
+    one, five = program.number("ask([US])"), program.number("ask([US] * 5, [US] * 2)")
+    assert one > US * 1e3 and 4.5 < five / one < 5.5
+    assert program.number("_core.graph_ns(1)") == 0
+    ends_well(program, serve)
+
+
 def test_an_updated_graph_takes_what_it_takes_now(stage: Stage, serve: Program) -> None:
     program = learned(stage)
     program.call("def updated(before, after):\n    update(before, after)\n    return before")

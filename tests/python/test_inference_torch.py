@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cudasched.errors import ConfigError
-from cudasched.inference import Batcher, InputError, RunError
+from cudasched.inference import Batcher, DeadlineError, InputError, RunError
 from support import PATIENCE_S
 
 torch = pytest.importorskip("torch")
@@ -119,6 +120,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         def replay(self) -> None:
             made.replay(self)
 
+        def raw_cuda_graph_exec(self) -> int:
+            return len(self.memory)
+
     for name, value in {
         "is_available": lambda: True,
         "Stream": Stream,
@@ -159,3 +163,23 @@ def test_a_batcher_captures_each_size_before_the_first_request(cuda: Cuda) -> No
         calls = cuda.calls
         assert [answer(batcher.submit_future(torch.full((1,), 3.0))).item() for _ in range(5)] == [6] * 5
         assert cuda.calls == calls
+
+
+def test_the_time_of_a_size_is_known_by_its_graph_before_it_ran(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(cuda.module, torch.ones(1), sizes=(1, 2, 4), graphs=True)
+    times_ns = {1: 10_000_000, 2: 20_000_000, 4: 0}
+    core = SimpleNamespace(graph_ns=times_ns.get)
+    with monkeypatch.context() as patched:
+        patched.setattr("cudasched.hook.load_core", lambda: core)
+        assert model.predict(2) == 20 and cuda.captured == [4, 2, 1] and not cuda.replayed
+        with pytest.raises(ConfigError, match=r"predict\(4\): the graph's time is not known"):
+            model.predict(4)
+        times_ns[4] = 40_000_000
+        times_ms = {size: model.predict(size) for size in model.sizes}
+    with Batcher(model, sizes=model.sizes, slo_ms=15, predict=times_ms.get, policy="eager") as batcher:
+        assert set(cuda.replayed) == {4}  # the example, in the largest
+        with pytest.raises(DeadlineError, match="it would end"):
+            batcher.submit_future(torch.ones(1), deadline_ms=9)
+        assert answer(batcher.submit_future(torch.ones(1))).item() == 2
+    with pytest.raises(ConfigError, match=r"predict\(3\): a model with graphs"):
+        model.predict(3)

@@ -63,6 +63,13 @@ std::int64_t Sampler::measured_graph_ns(CUgraphExec exec) const noexcept {
                                       known->critical_path_ns);
 }
 
+std::int64_t Sampler::graph_ns(CUgraphExec exec) const noexcept {
+  const std::optional<GraphFacts> known = Graphs::find(exec);
+  if (!known) return 0;
+  return predictor_.graph_ns(reinterpret_cast<const void*>(static_cast<std::uintptr_t>(known->identity)),
+                             known->critical_path_ns);
+}
+
 void Sampler::entered(int segment, const predict::Prediction& prediction, bool alone, bool beside_others) noexcept {
   if (beside_others) overlap();
   at(segment) = {.timer = -1,

@@ -55,6 +55,7 @@ class Sampler {
   }
   predict::Prediction predict(const predict::Query& query) noexcept;
   std::int64_t measured_graph_ns(CUgraphExec exec) const noexcept;
+  std::int64_t graph_ns(CUgraphExec exec) const noexcept;
 
   // Whether the launch is to be timed. A launch that may overlap the one before it is timed without that overlap,
   // seldom once the kernel is known. Else nothing would be learned of a program without other launches.

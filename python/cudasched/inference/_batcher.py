@@ -140,7 +140,8 @@ class Batcher:
             ``"delay"`` them: they are served after the others of their priority.
         predict: The time of a batch of a size in ms, for sizes that have not run; None: from those that have.
         example: An input, which others have to be like in structure, dtype and shape. Each size runs with it, four
-            times, before the batcher is made, so that the time of each is known. None: ``run.example``, or any input.
+            times, before the batcher is made, so that the time of each is known; with `predict` only the largest does.
+            None: ``run.example``, or any input.
         max_bytes: The most that arrays of an input may have; None: no limit.
         client_class: Of the region; ``"best_effort"`` for a model whose requests have time.
         name: Of the region, for ``cudasched.metrics``; of class latency alone.
@@ -187,6 +188,7 @@ class Batcher:
         self._run, self.max_queue = run, max_queue
         self.example = getattr(run, "example", None) if example is None else example
         self.answer: Any = None
+        self._predicts = predict is not None
         self._queue = Queue(
             policy,
             Times(sorted(set(options.sizes)), predict),
@@ -395,7 +397,8 @@ class Batcher:
             self._changed.notify_all()
 
     def _measure(self) -> None:
-        for size in reversed(self._queue.times.sizes):  # the largest first: graphs of smaller ones share its memory
+        sizes = self._queue.times.sizes[-1 if self._predicts else 0 :]
+        for size in reversed(sizes):  # the largest first: graphs of smaller ones share its memory
             for measured in range(-1, _MEASURED):
                 begin_ns = time.monotonic_ns()
                 self.answer = self._outputs([self.example] * size, self._options.slo_ms)[0]

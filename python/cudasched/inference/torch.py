@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from cudasched import hook, region
 from cudasched.errors import ConfigError
 
 __all__ = ["Model"]
@@ -79,6 +80,29 @@ class Model:
         """
         with torch.no_grad():
             return self._outputs(inputs)
+
+    def predict(self, size: int) -> float:
+        """The predicted time of a batch before one has run, ms: by the kernels of its graph, for ``Batcher(predict=)``.
+
+        Captures the graphs of all sizes at its first call.
+
+        Args:
+            size: Of a graph.
+
+        Raises:
+            ConfigError: The model has no graph of that size, or cudasched does not know its time: it was not in front
+                of the driver when the graph was made.
+        """
+        if self._graphs is None or size not in self.sizes:
+            raise ConfigError(f"predict({size}): a model with graphs = True has times, of the sizes {self.sizes}")
+        with torch.no_grad(), region("latency"):
+            for each in reversed(self.sizes):  # graphs of smaller sizes share the memory of the largest
+                if each not in self._graphs:
+                    self._graphs[each] = self._capture(each)
+            predicted_ns = hook.load_core().graph_ns(self._graphs[size][0].raw_cuda_graph_exec())
+        if predicted_ns <= 0:
+            raise ConfigError(f"predict({size}): the graph's time is not known (cudasched.state() says why)")
+        return float(predicted_ns / 1e6)
 
     def _outputs(self, inputs: list[Any]) -> list[Any]:
         count = len(inputs)
