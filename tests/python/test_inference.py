@@ -122,6 +122,14 @@ class Where:
         return doubled(inputs)
 
 
+def runner_waits(batcher: Batcher) -> None:
+    """For a larger batch: it has seen what has come so far."""
+    until = time.monotonic() + PATIENCE_S
+    while not batcher._arrived._waiters:  # type: ignore[attr-defined]
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def test_inline_a_batch_runs_where_it_is_submitted() -> None:
     model, me = Where(), threading.get_ident()
     with Batcher(model, slo_ms=None, inline=True) as batcher:
@@ -137,6 +145,7 @@ def test_inline_a_batch_that_cannot_start_at_once_is_the_batchers() -> None:
     model, me = Where(), threading.get_ident()
     with Batcher(model, (2,), None, "delay", delay_ms=90_000, inline=True) as batcher:
         first = batcher.submit_future(1)  # waits for another one
+        runner_waits(batcher)
         assert not first.done()
         assert batcher.submit_future(2).done() and answer(first) == 2
         last = batcher.submit_future(3)
@@ -178,12 +187,19 @@ def test_inline_an_interrupt_ends_the_batch_and_reaches_the_program(
 
     with Batcher(run, (2,), None, "delay", delay_ms=90_000, inline=True) as batcher:
         first = batcher.submit_future(1)
+        runner_waits(batcher)
         if place != "run":
             monkeypatch.setattr(batcher, place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             batcher.submit_future(2)
         assert isinstance(first.exception(PATIENCE_S), RunError)
         assert [answer(each) for each in batcher._submit([3, 4])] == [6, 8]
+    with Batcher(doubled, slo_ms=None, inline=True) as batcher:
+        monkeypatch.setattr(batcher, "_serve_here", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batcher.submit_future(1)
+        assert answer(batcher.submit_future(2)) == 4
+        assert total(batcher.statistics()) == batcher.statistics().submitted == 2
 
 
 def test_requests_are_served_by_priority_and_then_by_deadline(held: Held) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cudasched import hook
 from cudasched._region import region
 from cudasched._text import shown
-from cudasched.errors import ConfigError, Error
+from cudasched.errors import ConfigError
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
 from cudasched.inference._inputs import check_input
 from cudasched.inference._queue import NEVER_NS, Queue, Refused, Request
@@ -269,30 +269,31 @@ class Batcher:
             check_input(x, self.example, self._options.max_bytes)
         futures: list[Future[Any]] = []
         inline, batch = self._options.inline, None
-        with self._lock:
-            if self._closed:
-                raise UseError("this batcher is closed")
-            now_ns = time.monotonic_ns()
-            due_ns = NEVER_NS if due_ms is None else now_ns + _ns(due_ms)
-            for x in inputs:
-                request = Request(x, now_ns, due_ns, level, self._forget)
-                try:
-                    alone = self._add(request, inline and len(inputs) == 1 and self._running is None)
-                except Error:
-                    for future in futures:
-                        future.cancel()
-                    raise
-                futures.append(request)
-                if alone:
-                    self._running = batch = _Batch([request], now_ns)
-                    request.set_running_or_notify_cancel()
-            if self._running is not None:
-                self._set_alarm()
-            if not inline:
-                self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
-        if inline:
-            while self._serve_here(batch) and not futures[-1].done():
-                batch = None
+        try:
+            with self._lock:
+                if self._closed:
+                    raise UseError("this batcher is closed")
+                now_ns = time.monotonic_ns()
+                due_ns = NEVER_NS if due_ms is None else now_ns + _ns(due_ms)
+                for x in inputs:
+                    request = Request(x, now_ns, due_ns, level, self._forget)
+                    if self._add(request, inline and len(inputs) == 1 and self._running is None):
+                        batch = self._running = _Batch([request], now_ns)
+                        request.set_running_or_notify_cancel()
+                    futures.append(request)
+                if self._running is not None:
+                    self._set_alarm()
+                if not inline:
+                    self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
+            if inline:
+                while self._serve_here(batch) and not futures[-1].done():
+                    batch = None
+        except BaseException as error:
+            if batch is not None and self._running is batch:  # a signal's handler has raised
+                self._end(batch, batch.start_ns, [], _interrupted(error))
+            for future in futures:
+                future.cancel()
+            raise
         return futures
 
     def _add(self, request: Request, may_start: bool) -> bool:
@@ -447,7 +448,7 @@ class Batcher:
                 if self._running is not None and self._running.thread == threading.get_ident():
                     batch = self._running
             if batch is not None:
-                self._end(batch, batch.start_ns, [], RunError(f"run was interrupted by {type(error).__name__}"))
+                self._end(batch, batch.start_ns, [], _interrupted(error))
             raise
 
     def _serve_batch(self, batch: _Batch) -> RunError | None:
@@ -588,12 +589,15 @@ def _ns(value_ms: float) -> int:
     return round(value_ms * 1e6)
 
 
+def _interrupted(error: BaseException) -> RunError:
+    return RunError(f"run was interrupted by {type(error).__name__}")
+
+
 def _number(name: str, value: object) -> float:
     """Raises InputError."""
-    known = type(value) in (float, int)  # sooner than by an abstract class
-    if not (known or (isinstance(value, Real) and not isinstance(value, bool))) or not math.isfinite(value):
-        raise InputError(f"{name} = {shown(value)}: a finite number is needed")
-    return float(value)
+    if isinstance(value, (float, int, Real)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise InputError(f"{name} = {shown(value)}: a finite number is needed")
 
 
 def _copied(error: RunError) -> RunError:
