@@ -189,6 +189,7 @@ class Batcher:
         self.example = getattr(run, "example", None) if example is None else example
         self.answer: Any = None
         self._predicts = predict is not None
+        self._hang_ns = _ns(hang_ms)
         self._queue = Queue(
             policy,
             Times(sorted(set(options.sizes)), predict),
@@ -265,8 +266,9 @@ class Batcher:
         if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
             past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
             raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
+        example, max_bytes = self.example, self._options.max_bytes
         for x in inputs:
-            check_input(x, self.example, self._options.max_bytes)
+            check_input(x, example, max_bytes)
         futures: list[Future[Any]] = []
         inline, batch = self._options.inline, None
         try:
@@ -530,7 +532,8 @@ class Batcher:
     def _due_ns(self) -> int:
         if self._running is None or self._running.given_up:
             return NEVER_NS
-        return min(self._queue.expiry_ns(), self._running.start_ns + _ns(self._options.hang_ms))
+        hangs_ns = self._running.start_ns + self._hang_ns
+        return min(self._queue.expiry_ns(), hangs_ns) if len(self._queue) else hangs_ns
 
     def _set_alarm(self) -> None:
         if (due_ns := self._due_ns()) < self._alarm_ns:
@@ -551,7 +554,7 @@ class Batcher:
                     continue
                 refused = self._counted(self._queue.expire(now_ns))
                 batch = self._running
-                if batch is not None and now_ns >= batch.start_ns + _ns(self._options.hang_ms):
+                if batch is not None and now_ns >= batch.start_ns + self._hang_ns:
                     batch.given_up = True
                     self._counts.failed += len(batch.requests)
                     refused += [(request, self._hangs()) for request in batch.requests]

@@ -168,10 +168,10 @@ class Models:
             raise InputError(f"no output is named {shown(unknown[0])}; the outputs are {', '.join(outputs)}")
         if len(rows) > batcher.max_queue:
             raise InputError(f"{len(rows)} rows; at most {batcher.max_queue} (max_queue)")
-        options: dict[str, Any] = {"priority": -_number(asked, "priority")}
-        if timeout_us := _number(asked, "timeout"):
-            options["deadline_ms"] = timeout_us / 1e3
-        return batcher._submit(rows, **options)
+        if not asked.parameters:
+            return batcher._submit(rows)
+        timeout_us = _number(asked, "timeout")
+        return batcher._submit(rows, timeout_us / 1e3 if timeout_us else None, -_number(asked, "priority"))
 
     def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
         """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""
@@ -220,6 +220,7 @@ def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
     dtype = _DTYPES.get(datatype)
     if dtype is None:
         raise InputError(f"{name}: datatype {datatype!r} is not supported; {', '.join(_DTYPES)} are")
+    shape = tuple(shape)
     if not shape or min(shape) < 0:
         raise InputError(f"{name}: shape {list(shape)} does not begin with a number of rows")
     try:

@@ -103,6 +103,8 @@ def _inputs(request: Any) -> list[tuple[str, Any]]:
 
 
 def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    if not parameters:
+        return {}
     chosen = {name: value.WhichOneof("parameter_choice") for name, value in parameters.items()}
     return {name: getattr(parameters[name], choice) for name, choice in chosen.items() if choice is not None}
 
