@@ -53,9 +53,8 @@ LIMITED_BY: dict[str, str] = {
     "p99_ratio_worst": _HOST,
     "p50_excess_ms_median": _SWITCHES,
     "p50_excess_ms_worst": _SWITCHES,
-    "best_effort_worst": "the LSTM, others 0.80 or more: short kernels. Most likely each request that interrupted a "
-    "segment set their estimates back, and few launches were in flight (mended since: 0.91 and 1.30 for the LSTM and "
-    "ResNet-50, preempt_short.json); where the server runs under cudasched, too, the gate",
+    "best_effort_worst": "programs of short kernels: each change of contexts costs an LSTM more than its share "
+    "(preempt_short.json has it without the gate)",
     "excess_of_before": _HOST,
     "eager_p99_of_time_slices_worst": _HOST,
     "eager_worse_in_both": _HOST,
