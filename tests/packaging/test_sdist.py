@@ -38,12 +38,15 @@ def test_holds_the_sources_and_no_build_output(sdist: pathlib.Path) -> None:
     assert not any(name.startswith(("build/", ".venv")) or name.endswith((".so", ".o", ".a")) for name in names)
 
 
-def test_leaves_out_what_models_were_trained_on(sdist: pathlib.Path) -> None:
-    """The data are larger than all the rest together and no build needs them."""
+def test_leaves_out_pictures_and_what_models_were_trained_on(sdist: pathlib.Path) -> None:
+    """The data are larger than all the rest together, and no build needs the two."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert "training/train.py" in names
-    assert not any(name.startswith("training/data/") or name.endswith((".parquet", ".npz", ".ipynb")) for name in names)
+    assert not any(
+        name.startswith(("training/data/", "docs/images/")) or name.endswith((".parquet", ".npz", ".ipynb"))
+        for name in names
+    )
     assert sdist.stat().st_size < 4 << 20
 
 
