@@ -65,28 +65,31 @@ void Ledger::release(int segment) noexcept {
   free_[static_cast<std::size_t>(free_count_++)] = static_cast<std::int16_t>(segment);
 }
 
-// Where every second marker of the stream that has the most can be done without.
+// Where every second marker of the stream that has the most can be done without. The first of a stream only where no
+// other can: joined to a later one it might never be seen complete. Where launches come as fast as others end, it would
+// go on to a later one again and again.
 bool Ledger::merge_some() noexcept {
-  std::uint64_t untried = busy_;
-  while (untried != 0) {
-    int most = __builtin_ctzll(untried);
-    for (std::uint64_t streams = untried; streams != 0; streams &= streams - 1) {
-      const int place = __builtin_ctzll(streams);
-      if (streams_[static_cast<std::size_t>(place)].segments > streams_[static_cast<std::size_t>(most)].segments) {
-        most = place;
+  for (const bool first_too : {false, true}) {
+    for (std::uint64_t untried = busy_; untried != 0;) {
+      int most = __builtin_ctzll(untried);
+      for (std::uint64_t streams = untried; streams != 0; streams &= streams - 1) {
+        const int place = __builtin_ctzll(streams);
+        const auto segments = [&](int of) { return streams_[static_cast<std::size_t>(of)].segments; };
+        if (segments(place) > segments(most)) most = place;
       }
+      Stream& stream = streams_[static_cast<std::size_t>(most)];
+      if ((most == kShared ? merge_shared() : merge(stream, first_too)) > 0) return true;
+      untried &= ~bit(most);
     }
-    if ((most == kShared ? merge_shared() : merge(streams_[static_cast<std::size_t>(most)])) > 0) return true;
-    untried &= ~bit(most);
   }
   // More streams than markers: some are counted until another one's marker is complete.
-  return (busy_ & bit(kShared)) != 0 && merge(streams_[kShared]) > 0;
+  return (busy_ & bit(kShared)) != 0 && merge(streams_[kShared], /*first_too=*/true) > 0;
 }
 
-int Ledger::merge(Stream& stream) noexcept {
+int Ledger::merge(Stream& stream, bool first_too) noexcept {
   int merged = 0;
-  int before = kNone;
-  int segment = stream.first;
+  int before = first_too ? kNone : stream.first;
+  int segment = before == kNone ? stream.first : at(before).next;
   while (segment != kNone) {
     const int next = at(segment).next;
     if (next == kNone) break;

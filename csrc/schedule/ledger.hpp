@@ -207,7 +207,7 @@ class Ledger {
   void release(int segment) noexcept;
   void unlink(Stream& stream, int place, int segment) noexcept;
   bool merge_some() noexcept;
-  int merge(Stream& stream) noexcept;
+  int merge(Stream& stream, bool first_too) noexcept;
   int merge_shared() noexcept;
   bool join(Stream& stream, int before, int segment, int into) noexcept;
   int last_shared(std::uint64_t stream) const noexcept;

@@ -224,6 +224,26 @@ TEST(Ledger, ALaunchThatWasRefusedIsNotInFlight) {
   EXPECT_EQ(ledger.launches(), 1U);
 }
 
+// More launches are in flight than there are markers, and each that ends is followed by another one.
+TEST(Ledger, TheFirstSegmentOfADeepQueueIsSeenComplete) {
+  constexpr int kDeep = 8 * Ledger::kMarkers;
+  Ledger ledger;
+  std::array<int, Ledger::kMarkers> marked{};  // the launch behind which the marker is
+  for (int launch = 0; launch < 100 * kDeep; ++launch) {
+    ledger.look(1 + launch * kUs, true);
+    const Ledger::Entry entry = ledger.submit(1, 1000 * kUs, /*mark=*/true);
+    ASSERT_GE(entry.segment, 0);
+    marked.at(static_cast<std::size_t>(entry.segment)) = launch;
+    ledger.submitted(entry.segment, true);
+    ledger.for_each([&](int segment) {
+      if (marked.at(static_cast<std::size_t>(segment)) > launch - kDeep) return false;
+      ledger.complete(segment);
+      return true;
+    });
+    ASSERT_LE(ledger.launches(), 2U * kDeep) << launch;
+  }
+}
+
 // Any depth, on any number of streams, with whatever is being timed or on its way: every launch is counted, and what is
 // complete is.
 TEST(Ledger, AnyDepthOnAnyNumberOfStreamsIsCounted) {
