@@ -58,8 +58,8 @@ def test_a_demo_that_is_ended_leaves_nothing(command: str, tmp_path: Path, numbe
     directories = made()
     assert len(directories) >= 2
     demo.send_signal(number)
-    demo.communicate(timeout=PATIENCE_S)
-    assert demo.returncode == 128 + number
+    output = demo.communicate(timeout=PATIENCE_S)[0]
+    assert demo.returncode == 128 + number, output
     assert not [path for path in directories if path.exists()]
 
 

@@ -57,8 +57,8 @@ GPU_SCENE = Scene("bert_graph", "transformer", 60.0, "BERT-base requests beside 
 SIMULATED_SCENE = Scene("bert_graph", "transformer", 300.0, "requests of 24 kernels beside an endless loop of kernels")
 
 
-class _EndedError(Exception):
-    """A signal asked the demo to end."""
+class _EndedError(BaseException):
+    """A signal asked the demo to end. As an `Exception`, Thread.start() could take it for a failure of its own."""
 
 
 @contextlib.contextmanager
