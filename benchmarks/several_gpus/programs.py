@@ -79,7 +79,7 @@ def torch_fsdp_llama(tiny: bool) -> Steps:
 
     yield
     device = torch_device()
-    if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # whoever sets it wants equal losses
+    if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # set where losses are to be equal
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
         torch.backends.cuda.enable_cudnn_sdp(False)

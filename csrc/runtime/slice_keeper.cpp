@@ -50,7 +50,7 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     best_effort = true;
     mps = mps || device.under_mps();
     us = std::max(us, device.slice_us(now));
-    stop = std::max(stop, device.stop(now));
+    if (!stop_setting_) stop = std::max(stop, device.stop(now));
     // Where requests are announced, the gate has the GPU clear when they come.
     device.gate.step_aside(slices_on && !setting_ && !device.announced(now));
   });
