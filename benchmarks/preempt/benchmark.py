@@ -52,8 +52,6 @@ ABLATION: dict[str, dict[str, str]] = {
     "slices_strict_200": {"CUDASCHED_TIME_SLICE_US": "200"},
     "before": OFF,
 }
-#: Where kernels are interrupted; in `slices` at an instruction.
-STOPS = {f"slices_{stop}": {"CUDASCHED_PREEMPTION": stop} for stop in ("auto", "block", "kernel")}
 #: Makes a server another user's, with a root of its own in which nothing of /tmp and /dev/shm is; $1 is the repository.
 OUTSIDE = """set -e
 mount --rbind / /mnt
@@ -84,7 +82,7 @@ BARE = {
     "slices_inside": "slices",
 }
 #: The server is bare beside a program of which best effort alone is under cudasched.
-BARE_SERVERS = {**BARE, "slices": "plain", "slices_inside": "plain", **dict.fromkeys(STOPS, "plain")}
+BARE_SERVERS = {**BARE, "slices": "plain", "slices_inside": "plain"}
 FEW = ("torch_llama_layers", "torch_resnet50", "torch_long_kernels")
 SCENES = {
     "main": Scene(
@@ -92,13 +90,11 @@ SCENES = {
         ("latency_alone", "best_effort_alone", "best_effort_alone_hooked", "processes", "slices", "cudasched", *MPS),
         BARE,
         BARE_SERVERS,
-        optional=("before", *STOPS),
+        optional=("before",),
         profiled=True,
         together=(8, 5),
     ),
-    "eager": Scene(
-        tuple(itertools.product(FEW, EAGER_SERVERS)), (*ALONE, *BOTH), BARE, BARE_SERVERS, optional=tuple(STOPS)
-    ),
+    "eager": Scene(tuple(itertools.product(FEW, EAGER_SERVERS)), (*ALONE, *BOTH), BARE, BARE_SERVERS),
     "outside": Scene(
         tuple(itertools.product(FEW, SERVERS[:2])),
         ("latency_alone", "processes", "slices", "slices_inside"),
@@ -132,7 +128,7 @@ class PreemptFleet(Fleet):
         **{f"{arm}_bare": Mode(managed=False, mps=True, program=environment) for arm, environment in MPS.items()},
         "outside": Mode(managed=False),
         "cudasched": Mode(),
-        **{name: Mode(environment=environment) for name, environment in (ABLATION | STOPS).items()},
+        **{name: Mode(environment=environment) for name, environment in ABLATION.items()},
     }
     script = HERE / "programs.py"
     options = ("--warm-up", "4")

@@ -60,12 +60,12 @@ void Groups::note(int descriptor, unsigned long request, const void* wrapped, in
   const bool made = result >= 0;
   if (made && number == wire::kAlloc && size == sizeof(wire::Alloc)) {
     const auto call = copy_of<wire::Alloc>(argument);
-    if (call.status != 0) return;
-    allocated(descriptor, call.client, call.parent, call.object, call.object_class, call.parameters);
+    if (call.object_class != wire::kChannelGroup || call.status != 0) return;
+    add(descriptor, call.client, call.parent, call.object, call.parameters);
   } else if (made && number == wire::kAlloc && size == sizeof(wire::AllocWithRights)) {
     const auto call = copy_of<wire::AllocWithRights>(argument);
-    if (call.status != 0) return;
-    allocated(descriptor, call.client, call.parent, call.object, call.object_class, call.parameters);
+    if (call.object_class != wire::kChannelGroup || call.status != 0) return;
+    add(descriptor, call.client, call.parent, call.object, call.parameters);
   } else if (number == wire::kFree && size == sizeof(wire::Free)) {
     const auto call = copy_of<wire::Free>(argument);
     const std::scoped_lock lock(lock_);
@@ -73,19 +73,6 @@ void Groups::note(int descriptor, unsigned long request, const void* wrapped, in
       remove(call.client, call.object);
     } else {
       for_each_of(call.client, call.object, [](Group& group) { group.ends = false; });
-    }
-  }
-}
-
-void Groups::allocated(int descriptor, std::uint32_t client, std::uint32_t parent, std::uint32_t object,
-                       std::uint32_t object_class, std::uint64_t parameters) noexcept {
-  if (object_class == wire::kChannelGroup) return add(descriptor, client, parent, object, parameters);
-  const std::scoped_lock lock(lock_);
-  if (object_class == wire::kSubdevice) {
-    subdevices_[next_subdevice_++ % kMostSubdevices] = {client, parent, object};
-  } else if ((object_class & 0xFF) == wire::kChannelClass) {
-    for (std::size_t i = 0; i < count_; ++i) {
-      if (groups_[i].client == client && groups_[i].handle == parent) groups_[i].channel = object;
     }
   }
 }
@@ -102,11 +89,7 @@ void Groups::add(int descriptor, std::uint32_t client, std::uint32_t device, std
     ++overflows_;
     return;
   }
-  std::uint32_t subdevice = 0;
-  for (const Subdevice& seen : subdevices_) {
-    if (seen.client == client && seen.device == device) subdevice = seen.handle;
-  }
-  groups_[count_++] = {file, client, device, handle, subdevice, 0, false};
+  groups_[count_++] = {file, client, device, handle, false};
 }
 
 template <typename Visit>

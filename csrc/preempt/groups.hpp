@@ -34,9 +34,7 @@ struct Group {
   std::uint32_t client = 0;
   std::uint32_t device = 0;
   std::uint32_t handle = 0;
-  std::uint32_t subdevice = 0;  // of the device,
-  std::uint32_t channel = 0;    // and one of the group's; 0: not seen
-  bool ends = false;            // the kernel module is about to free the group
+  bool ends = false;  // the kernel module is about to free the group
 };
 
 class Groups {
@@ -60,13 +58,6 @@ class Groups {
   void reset_in_child() noexcept;
 
  private:
-  struct Subdevice {
-    std::uint32_t client, device, handle;
-  };
-  static constexpr std::size_t kMostSubdevices = 64;
-
-  void allocated(int descriptor, std::uint32_t client, std::uint32_t parent, std::uint32_t object,
-                 std::uint32_t object_class, std::uint64_t parameters) noexcept;
   void add(int descriptor, std::uint32_t client, std::uint32_t device, std::uint32_t handle,
            std::uint64_t parameters) noexcept;
   // The groups that go with an object: itself, its device or its client.
@@ -77,8 +68,6 @@ class Groups {
   mutable SpinLock lock_;
   std::array<Group, kMost> groups_{};
   std::size_t count_ = 0;
-  std::array<Subdevice, kMostSubdevices> subdevices_{};  // the last ones
-  std::size_t next_subdevice_ = 0;
   std::uint64_t made_ = 0;
   std::uint64_t overflows_ = 0;
 };

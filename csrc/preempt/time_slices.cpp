@@ -20,7 +20,7 @@ constexpr std::uint32_t kErrno = 0x8000'0000U;
 
 }  // namespace
 
-void TimeSlices::keep(std::uint32_t us, Stop stop, std::int64_t now) noexcept {
+void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   const State state = this->state();
   if (state == State::kRefused || state == State::kLost) return;
   const std::uint32_t before = us_.load(std::memory_order_relaxed);
@@ -33,10 +33,7 @@ void TimeSlices::keep(std::uint32_t us, Stop stop, std::int64_t now) noexcept {
     made_ns_ = now;
     next_look_ns_ = now;
   }
-  if (us == 0) stop = Stop::kAtInstruction;
-  const bool settled = now - made_ns_ >= kSettlesNs;
-  const bool stops = stop_refused_ || (stop == this->stop() && (stopped_ == made_ || stop == Stop::kAtInstruction));
-  if (us == before && (stops || !settled) && now < next_look_ns_) return;
+  if (us == before && now < next_look_ns_) return;
   next_look_ns_ = now + (now - made_ns_ < kSettlesNs ? kLookNs : kLookLaterNs);
 
   if (groups_.overflows() > 0) {
@@ -53,7 +50,6 @@ void TimeSlices::keep(std::uint32_t us, Stop stop, std::int64_t now) noexcept {
   for (const Group& group : std::span(groups).first(count)) {
     if (!give(group, us != 0 ? us : static_cast<std::uint32_t>(own_us_ != 0 ? own_us_ : kUsualUs))) return;
   }
-  if (!stops && (settled || us == 0)) have_stop(stop, std::span(groups).first(count));
   us_.store(us, std::memory_order_relaxed);
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
 }
@@ -64,67 +60,43 @@ bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
     turn_off(State::kLost, "");
     return false;
   }
-  wire::TimeSlice slice{};
-  if (const std::uint32_t status = control(group, group.handle, wire::kGetTimeSlice, slice); status != 0) {
+  std::uint64_t has = 0;
+  if (const std::uint32_t status = control(group, wire::kGetTimeSlice, has); status != 0) {
     return refused(group, "GET_TIMESLICE", status);
   }
-  if (slice.us == us) return true;
-  if (slice.us != us_.load(std::memory_order_relaxed)) own_us_ = slice.us;
-  slice.us = us;
+  if (has == us) return true;
+  if (has != us_.load(std::memory_order_relaxed)) own_us_ = has;
+  std::uint64_t wanted = us;
   calls_.fetch_add(1, std::memory_order_relaxed);
-  if (const std::uint32_t status = control(group, group.handle, wire::kSetTimeSlice, slice); status != 0) {
+  if (const std::uint32_t status = control(group, wire::kSetTimeSlice, wanted); status != 0) {
     return refused(group, "SET_TIMESLICE", status);
   }
   return true;
 }
 
-// A driver that refuses stops at instructions, as libcuda has it: slower for best effort, and never asked again.
-void TimeSlices::have_stop(Stop stop, std::span<const Group> groups) noexcept {
-  for (const Group& group : groups) {
-    wire::Preemption wanted{.flags = wire::kSetsCompute,
-                            .channel = group.channel,
-                            .graphics = 0,
-                            .compute = static_cast<std::uint32_t>(stop),
-                            .route_flags = 0,
-                            .padding = 0,
-                            .route = 0};
-    const bool seen = group.subdevice != 0 && group.channel != 0;
-    if (seen && control(group, group.subdevice, wire::kSetPreemption, wanted) == 0) continue;
-    if (stop == Stop::kAtInstruction || !lives(group)) continue;
-    stop_refused_ = true;
-    return have_stop(Stop::kAtInstruction, groups);
-  }
-  stop_.store(stop, std::memory_order_relaxed);
-  stopped_ = made_;
-}
-
 // The status of the kernel module; 0: done.
-template <typename Parameters>
-std::uint32_t TimeSlices::control(const Group& group, std::uint32_t object, std::uint32_t command,
-                                  Parameters& parameters) noexcept {
+std::uint32_t TimeSlices::control(const Group& group, std::uint32_t command, std::uint64_t& us) noexcept {
+  wire::TimeSlice slice{us};
   wire::Control call{.client = group.client,
-                     .object = object,
+                     .object = group.handle,
                      .command = command,
                      .flags = 0,
-                     .parameters = reinterpret_cast<std::uintptr_t>(&parameters),
-                     .parameters_size = sizeof parameters,
+                     .parameters = reinterpret_cast<std::uintptr_t>(&slice),
+                     .parameters_size = sizeof slice,
                      .status = wire::kNoStatus};
   const int result =
       door_.call(group.file.descriptor, wire::request(wire::kControl, sizeof call), static_cast<void*>(&call));
-  return result < 0 ? kErrno | static_cast<std::uint32_t>(errno) : call.status;
+  if (result < 0) return kErrno | static_cast<std::uint32_t>(errno);
+  us = slice.us;
+  return call.status;
 }
 
-// False: its context was destroyed meanwhile.
-bool TimeSlices::lives(const Group& asked) const noexcept {
+// True: the group is gone, because its context was destroyed meanwhile.
+bool TimeSlices::refused(const Group& asked, const char* call, std::uint32_t status) noexcept {
   std::array<Group, Groups::kMost> groups;
   const auto living = std::span(groups).first(groups_.read(groups));
   const auto is_it = [&](const Group& group) { return group.client == asked.client && group.handle == asked.handle; };
-  return std::any_of(living.begin(), living.end(), is_it);
-}
-
-// True: the group is gone.
-bool TimeSlices::refused(const Group& asked, const char* call, std::uint32_t status) noexcept {
-  if (!lives(asked)) return true;
+  if (std::none_of(living.begin(), living.end(), is_it)) return true;
   std::array<char, 96> text{};
   std::snprintf(text.data(), text.size(), (status & kErrno) != 0 ? "%s failed with errno %u" : "%s gave status 0x%x",
                 call, status & ~kErrno);
@@ -145,8 +117,7 @@ void TimeSlices::reset_in_child() noexcept {
   groups_.reset_in_child();
   state_.store(State::kUnused, std::memory_order_relaxed);
   us_.store(0, std::memory_order_relaxed);
-  stop_.store(Stop::kAtInstruction, std::memory_order_relaxed);
-  made_ = stopped_ = 0;
+  made_ = 0;
   next_look_ns_ = 0;
 }
 

@@ -13,13 +13,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "preempt/door.hpp"
 #include "preempt/groups.hpp"
-#include "schedule/stop.hpp"
 
 namespace cudasched::preempt {
 
@@ -36,23 +34,18 @@ enum class State : std::uint32_t {
   kTool = 8,     // a debugger, sanitizer or profiler is in the process and owns the driver
 };
 
-// As the driver numbers them (NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_WFI, _CTA and _CILP). kAtInstruction is
-// libcuda's own.
-using schedule::Stop;
-
 class TimeSlices {
  public:
   // Before the program's first driver call goes on. False: the contexts of this driver cannot be seen.
   bool watch(void* driver) noexcept { return watches_ = door_.watch(driver, groups_); }
 
   // Gives each context `us`; 0: libcuda's own length. Checks the length now and then: libcuda sets its own 0.1 s after
-  // a context's creation. Contexts of some age stop where `stop` says, unless the driver refuses.
-  void keep(std::uint32_t us, Stop stop, std::int64_t now_ns) noexcept;
+  // a context's creation.
+  void keep(std::uint32_t us, std::int64_t now_ns) noexcept;
 
   // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }
   std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
-  Stop stop() const noexcept { return stop_.load(std::memory_order_relaxed); }
   // For kRefused: the call and its result. The ticker's.
   const std::string& why() const noexcept { return why_; }
   // Calls that set a slice, ever.
@@ -70,11 +63,7 @@ class TimeSlices {
   static constexpr std::int64_t kLookLaterNs = 1'000'000'000;
 
   bool give(const Group& group, std::uint32_t us) noexcept;
-  void have_stop(Stop stop, std::span<const Group> groups) noexcept;
-  template <typename Parameters>
-  std::uint32_t control(const Group& group, std::uint32_t object, std::uint32_t command,
-                        Parameters& parameters) noexcept;
-  bool lives(const Group& group) const noexcept;
+  std::uint32_t control(const Group& group, std::uint32_t command, std::uint64_t& us) noexcept;
   bool refused(const Group& group, const char* call, std::uint32_t status) noexcept;
   void turn_off(State state, std::string_view why) noexcept;
 
@@ -83,9 +72,6 @@ class TimeSlices {
   bool watches_ = false;
   std::atomic<State> state_{State::kUnused};
   std::atomic<std::uint32_t> us_{0};
-  std::atomic<Stop> stop_{Stop::kAtInstruction};
-  bool stop_refused_ = false;
-  std::uint64_t stopped_ = 0;  // of made_, when stop_ was set
   std::atomic<std::uint64_t> calls_{0};
   std::uint64_t own_us_ = 0;  // that libcuda had given
   std::uint64_t made_ = 0;

@@ -1,6 +1,6 @@
 // The part of the ioctl(2) protocol between libcuda and NVIDIA's kernel module that this room uses: the resource
 // manager's calls that allocate, free and control objects. Layouts and numbers as in NVIDIA's open kernel modules,
-// releases 535 to 595 (nvos.h, ctrla06cgpfifo.h, ctrl2080gr.h); x86-64.
+// releases 535 to 595 (nvos.h, ctrla06cgpfifo.h); x86-64.
 //
 // An object is named by the handle of its client and its own. A channel group owns the channels of one context for one
 // engine; the hardware gives time slices to channel groups.
@@ -16,14 +16,11 @@ inline constexpr std::uint32_t kControl = 0x2A;
 inline constexpr std::uint32_t kAlloc = 0x2B;
 inline constexpr std::uint32_t kTransfer = 211;
 
-inline constexpr std::uint32_t kSubdevice = 0x2080;          // NV20_SUBDEVICE_0
-inline constexpr std::uint32_t kChannelGroup = 0xA06C;       // KEPLER_CHANNEL_GROUP_A
-inline constexpr std::uint32_t kChannelClass = 0x6F;         // the low byte of each *_CHANNEL_GPFIFO_A
-inline constexpr std::uint32_t kSetTimeSlice = 0xA06C0103;   // NVA06C_CTRL_CMD_SET_TIMESLICE
-inline constexpr std::uint32_t kGetTimeSlice = 0xA06C0104;   // NVA06C_CTRL_CMD_GET_TIMESLICE
-inline constexpr std::uint32_t kSetPreemption = 0x20801210;  // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE
-inline constexpr std::uint32_t kFirstGraphics = 1;           // NV2080_ENGINE_TYPE_GR0: the engines that run kernels
-inline constexpr std::uint32_t kLastGraphics = 8;            // NV2080_ENGINE_TYPE_GR7
+inline constexpr std::uint32_t kChannelGroup = 0xA06C;      // KEPLER_CHANNEL_GROUP_A
+inline constexpr std::uint32_t kSetTimeSlice = 0xA06C0103;  // NVA06C_CTRL_CMD_SET_TIMESLICE
+inline constexpr std::uint32_t kGetTimeSlice = 0xA06C0104;  // NVA06C_CTRL_CMD_GET_TIMESLICE
+inline constexpr std::uint32_t kFirstGraphics = 1;          // NV2080_ENGINE_TYPE_GR0: the engines that run kernels
+inline constexpr std::uint32_t kLastGraphics = 8;           // NV2080_ENGINE_TYPE_GR7
 inline constexpr std::uint32_t kNoStatus = 0xFFFF'FFFF;
 
 struct Free {  // NVOS00
@@ -61,14 +58,6 @@ struct TimeSlice {  // NVA06C_CTRL_TIMESLICE_PARAMS
   std::uint64_t us;
 };
 
-// NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS, of the context that a channel belongs to.
-struct Preemption {
-  std::uint32_t flags, channel, graphics, compute, route_flags, padding;
-  std::uint64_t route;
-};
-inline constexpr std::uint32_t kSetsCompute = 1;  // of flags: `compute` is set, and `graphics` is not
-
-static_assert(sizeof(Preemption) == 32);
 static_assert(sizeof(Free) == 16 && sizeof(Alloc) == 32 && sizeof(AllocWithRights) == 48 && sizeof(Control) == 32);
 static_assert(sizeof(Transfer) == 16 && sizeof(GroupParameters) == 16 && sizeof(TimeSlice) == 8);
 

@@ -24,7 +24,6 @@
 #include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/slice_length.hpp"
-#include "schedule/stop.hpp"
 
 namespace cudasched::runtime {
 
@@ -70,8 +69,6 @@ class Device {
   bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
   // How long the time slices of this process are to be for this GPU's sake. The ticker's.
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
-  // Where kernels of this process are to stop for this GPU's sake. The ticker's.
-  schedule::Stop stop(std::int64_t now_ns) noexcept { return stop_point_.look(now_ns, gate.lengths()); }
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;
   arbiter::Table& table() noexcept { return *table_; }
@@ -85,7 +82,6 @@ class Device {
   int ordinal_;
   std::atomic<bool> mps_{false};
   schedule::SliceLength slice_length_;
-  schedule::StopPoint stop_point_;
   std::unique_ptr<arbiter::Table> table_;
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it

@@ -47,7 +47,6 @@ void Gate::register_client(arbiter::Table* table, int slot, const Settings& sett
   ordinal_ = device;
   device_.sm_count = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
   device_.max_threads_per_sm = driver::device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR);
-  at_once_ = static_cast<std::uint64_t>(device_.sm_count) * static_cast<std::uint64_t>(device_.max_threads_per_sm);
   waiter_.join(table, slot);
   sampler_.use_graphs(graphs);
   machine_.join(&table->layout(), slot, driver::under_mps(device), gate_settings(settings));
@@ -115,12 +114,6 @@ std::uint32_t Gate::without_room() noexcept {
   const std::unique_lock lock = lock_soon();
   if (lock.owns_lock()) without_room_.store(sampler_.predictor().words().without_room(), std::memory_order_relaxed);
   return without_room_.load(std::memory_order_relaxed);
-}
-
-schedule::Lengths Gate::lengths() noexcept {
-  const std::unique_lock lock = lock_soon();
-  if (lock.owns_lock()) lengths_seen_ = lengths_;
-  return lengths_seen_;
 }
 
 std::int64_t Gate::lead_ns() noexcept {
@@ -206,7 +199,6 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   if (ledger.launches() == 0) ledger.look(now_ns(), machine_.gpu());
   const bool is_much = !interrupted_.load(std::memory_order_relaxed) && machine_.is_much(found);
   if (is_much && hold_ungated(call, found, count, waiver, lock)) return admit_gated(call, count, waiver);
-  lengths_.add(found.likely_ns, call.blocks() * call.threads_per_block(), at_once_);
   if (found.proven) note_length(found.duration_ns);
   if (found.is_collective) machine_.neighbours().collective_submitted(now_ns());
   Pass pass;
@@ -416,7 +408,6 @@ CUevent Gate::enter(const queue::Call& call, const predict::Prediction& predicti
                     const schedule::GateMachine::Launch& launch, Pass& pass, std::int64_t now) noexcept {
   schedule::Ledger& ledger = machine_.ledger();
   const bool with_events = launch.tells_lead;
-  lengths_.add(prediction.duration_ns, call.blocks() * call.threads_per_block(), at_once_);
   note_length(prediction.duration_ns);
   const bool beside_others = ledger.holds_others(launch.stream);
   const bool times = with_events && sampler_.times(call, prediction);

@@ -44,7 +44,6 @@
 #include "runtime/graphs.hpp"
 #include "runtime/settings.hpp"
 #include "schedule/gate_machine.hpp"
-#include "schedule/stop.hpp"
 #include "telemetry/counters.hpp"
 
 namespace cudasched::runtime {
@@ -141,9 +140,6 @@ class Gate {
     aside_.store(interrupted && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
   }
 
-  // How long kernels and their blocks were. The ticker's.
-  schedule::Lengths lengths() noexcept;
-
   // The longest launch so far. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
 
@@ -221,9 +217,6 @@ class Gate {
   std::atomic<bool> aside_{false};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
-  schedule::Lengths lengths_;       // under lock_
-  schedule::Lengths lengths_seen_;  // the ticker's
-  std::uint64_t at_once_ = 0;       // threads that the device holds
   const LatencyActivity* own_latency_ = nullptr;
   predict::Residency device_;  // of an unknown kernel
   int ordinal_ = 0;

@@ -12,7 +12,6 @@
 namespace cudasched::runtime {
 
 using preempt::State;
-using preempt::Stop;
 
 namespace {
 
@@ -29,9 +28,6 @@ std::int64_t longest_ns(Engine& engine) noexcept {
 
 void SliceKeeper::watch(void* real_driver, const Settings& settings, bool tool) noexcept {
   setting_ = settings.time_slice_us;
-  if (settings.preemption == "kernel") stop_setting_ = Stop::kBetweenKernels;
-  if (settings.preemption == "block") stop_setting_ = Stop::kBetweenBlocks;
-  if (settings.preemption == "instruction") stop_setting_ = Stop::kAtInstruction;
   tool_ = tool;
   if (setting_ != 0U && !tool_) slices_.watch(real_driver);
 }
@@ -41,7 +37,6 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
   bool best_effort = false;
   bool latency = false;
   bool mps = false;
-  Stop stop = Stop::kBetweenKernels;
   std::uint32_t us = 0;
   const bool slices_on = state_ == State::kOn;  // as of the last tick
   engine.for_each_device([&](Device& device) {
@@ -50,7 +45,6 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     best_effort = true;
     mps = mps || device.under_mps();
     us = std::max(us, device.slice_us(now));
-    if (!stop_setting_) stop = std::max(stop, device.stop(now));
     // Where requests are announced, the gate has the GPU clear when they come.
     device.gate.step_aside(slices_on && !setting_ && !device.announced(now));
   });
@@ -60,25 +54,18 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
            : mps            ? State::kMps
            : latency        ? State::kShared
                             : State::kOn;
-  stop_ = stop_setting_.value_or(best_effort ? stop : Stop::kAtInstruction);
   return state_ == State::kOn ? us : 0;
 }
 
 void SliceKeeper::tick(Engine& engine, std::int64_t now) noexcept {
   const std::uint32_t us = wanted(engine, now);
   const std::uint32_t before = slices_.us();
-  const Stop stopped = slices_.stop();
-  slices_.keep(us, stop_, now);
+  slices_.keep(us, now);
   if (us != 0) state_ = slices_.state();
   try {
     if (us != 0 && state_ == State::kOn && slices_.us() != before) {
       log::info("the time slice of this program's contexts is " + std::to_string(us) +
                 " us: kernels of other programs interrupt its kernels");
-    }
-    if (slices_.stop() != stopped) {
-      log::info(slices_.stop() == Stop::kBetweenKernels  ? "this program is interrupted where its kernels end"
-                : slices_.stop() == Stop::kBetweenBlocks ? "this program is interrupted where its thread blocks end"
-                                                         : "this program is interrupted at any instruction");
     }
     if (state_ == State::kRefused && !std::exchange(said_, true)) {
       log::warning("this program's time slice cannot be set (" + slices_.why() +

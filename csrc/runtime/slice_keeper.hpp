@@ -24,8 +24,6 @@ class SliceKeeper {
 
   preempt::TimeSlices slices_;
   std::optional<std::uint32_t> setting_;  // none: found on line; 0: off
-  std::optional<preempt::Stop> stop_setting_;
-  preempt::Stop stop_ = preempt::Stop::kAtInstruction;
   preempt::State state_ = preempt::State::kUnused;
   bool tool_ = false;
   bool said_ = false;

@@ -23,12 +23,8 @@ namespace wire = preempt::wire;
 
 constexpr std::uint32_t kClient = 0xC1D0'0001;
 constexpr std::uint32_t kDevice = 0x5C00'0001;  // and so on
-constexpr std::uint32_t kSubdevices = 0x100;    // a subdevice's handle after its device's
-constexpr std::uint32_t kFirstGroup = 0x5C00'1000;
-constexpr std::uint32_t kChannels = 0x1000'0000;  // a channel's handle after its group's
-constexpr std::uint32_t kChannelClass = 0xC86F;   // HOPPER_CHANNEL_GPFIFO_A
+constexpr std::uint32_t kFirstGroup = 0x5C00'0100;
 constexpr std::uint32_t kOwnUs = 2'048;
-constexpr std::uint32_t kOwnStop = 2;                  // compute preemption at an instruction
 constexpr std::uint32_t kFirstUs = 1'024;              // until libcuda sets its own,
 constexpr std::int64_t kSetsOwnAfterNs = 100'000'000;  // so long after the group was made
 // Of the kernel module (nvstatuscodes.h).
@@ -47,7 +43,6 @@ struct ChannelGroup {
   std::uint64_t us = kFirstUs;
   std::int64_t made_ns = 0;
   bool own_is_set = false;
-  std::uint32_t stop = kOwnStop;
 };
 
 struct ResourceManager {
@@ -73,25 +68,8 @@ void set_slice(ChannelGroup& group, std::uint64_t us) {
   device->set_slice(group.slot, static_cast<std::int64_t>(us) * 1'000);
 }
 
-std::uint32_t set_stop(ResourceManager& rm, const wire::Control& call) {
-  const auto* const wanted = reinterpret_cast<const wire::Preemption*>(call.parameters);
-  if (mode() == "instruction") return kNotSupported;
-  if (wanted == nullptr || call.parameters_size != sizeof *wanted || wanted->flags != wire::kSetsCompute ||
-      wanted->compute > kOwnStop) {
-    return kInvalidArgument;
-  }
-  const auto found = rm.groups.find(wanted->channel - kChannels);
-  if (found == rm.groups.end() ||
-      call.object != kDevice + kSubdevices + static_cast<std::uint32_t>(found->second.device)) {
-    return kInvalidObject;
-  }
-  found->second.stop = wanted->compute;
-  return 0;
-}
-
 std::uint32_t control(ResourceManager& rm, int descriptor, const wire::Control& call) {
   if (call.client != kClient || descriptor != rm.descriptor) return kInvalidClient;
-  if (call.command == wire::kSetPreemption) return set_stop(rm, call);
   const auto found = rm.groups.find(call.object);
   if (found == rm.groups.end()) return kInvalidObject;
   if (mode() == "unsupported") return kNotSupported;
@@ -113,22 +91,6 @@ std::uint32_t control(ResourceManager& rm, int descriptor, const wire::Control& 
   return 0;
 }
 
-void allocate(ResourceManager& rm, std::uint32_t parent, std::uint32_t object, std::uint32_t object_class,
-              const wire::GroupParameters* parameters = nullptr) {
-  wire::AllocWithRights call{.client = kClient,
-                             .parent = parent,
-                             .object = object,
-                             .object_class = object_class,
-                             .parameters = reinterpret_cast<std::uintptr_t>(parameters),
-                             .rights = 0,
-                             .parameters_size = parameters == nullptr ? 0U : std::uint32_t{sizeof *parameters},
-                             .flags = 0,
-                             .status = 0,
-                             .padding = 0};
-  const std::uint32_t size = mode() == "unknown" ? sizeof call + 8 : sizeof call;
-  ioctl(rm.descriptor, wire::request(wire::kAlloc, size), &call);
-}
-
 }  // namespace
 
 void make_channel_group(Context& context) {
@@ -141,10 +103,18 @@ void make_channel_group(Context& context) {
     rm.groups.emplace(context.group, group);
   }
   wire::GroupParameters parameters{.error = 0, .ecc_error = 0, .address_space = 0, .engine = wire::kFirstGraphics};
-  const std::uint32_t device = kDevice + static_cast<std::uint32_t>(context.device);
-  allocate(rm, device, device + kSubdevices, wire::kSubdevice);
-  allocate(rm, device, context.group, wire::kChannelGroup, &parameters);
-  allocate(rm, context.group, context.group + kChannels, kChannelClass);
+  wire::AllocWithRights call{.client = kClient,
+                             .parent = kDevice + static_cast<std::uint32_t>(context.device),
+                             .object = context.group,
+                             .object_class = wire::kChannelGroup,
+                             .parameters = reinterpret_cast<std::uintptr_t>(&parameters),
+                             .rights = 0,
+                             .parameters_size = sizeof parameters,
+                             .flags = 0,
+                             .status = 0,
+                             .padding = 0};
+  const std::uint32_t size = mode() == "unknown" ? sizeof call + 8 : sizeof call;
+  ioctl(rm.descriptor, wire::request(wire::kAlloc, size), &call);
   if (mode() == "closed") close(rm.descriptor);
 }
 

@@ -5,7 +5,7 @@
 // The double's calls go through ioctl of libc, as libcuda's do, so that an interposer sees them. The file is /dev/null:
 // without an interposer the call fails and changes nothing. CUDASCHED_SIM_TIME_SLICES: `on`, the default; `refused`
 // (the kernel module lacks the permission), `unsupported`, `forbidden` (ioctl itself fails), `unknown` (allocations
-// have another layout), `closed` (the program closes the file), `instruction` (the place of a stop cannot be set).
+// have another layout), `closed` (the program closes the file).
 #pragma once
 
 #include <cstdint>

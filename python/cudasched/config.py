@@ -77,7 +77,6 @@ class Config:
     stale_heartbeat_ms: float = 100.0
     turn_ms: float = 3.0
     time_slice_us: int | Literal["auto", "off"] = "auto"
-    preemption: Literal["auto", "instruction", "block", "kernel"] = "instruction"
     job: str = "auto"
     memory_limit: int = 0
     give_back_ms: float = 1000.0

@@ -49,18 +49,6 @@ def test_a_request_of_a_bare_program_interrupts_a_kernel_that_runs(start: Start)
     assert beside_ms < turns_ms
 
 
-def test_kernels_stop_where_they_end_if_these_are_short(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of 10 us, and of 10 ms."""
-    monkeypatch.setenv("CUDASCHED_LOG", "info")
-    monkeypatch.setenv("CUDASCHED_PREEMPTION", "auto")
-    assert "interrupted where" in finish(start("trainer.py", "12", client_class="best-effort"))
-    long = start("interrupted.py", "kernels", client_class="best-effort")
-    line_of(long, "ready")
-    time.sleep(8)
-    long.kill()
-    assert "interrupted where" not in long.communicate()[0]
-
-
 def test_killed_clients_and_new_contexts(start: Start) -> None:
     server = start("server.py", "400")
     line_of(server, "ready")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -49,20 +48,6 @@ def test_programs_of_other_classes_keep_the_drivers(stage: Stage) -> None:
     has_slice(trainer(stage), 1)
     for program in (serve, plain):
         assert (clients()[program.pid].time_slice, clients()[program.pid].time_slice_us) == ("", None)
-
-
-@pytest.mark.parametrize(("preemption", "where"), [("block", "its thread blocks"), ("kernel", "its kernels")])
-def test_the_place_of_a_stop_can_be_set(stage: Stage, preemption: str, where: str) -> None:
-    train = trainer(stage, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION=preemption)
-    eventually(lambda: f"interrupted where {where} end" in train.stderr, "it is said")
-
-
-def test_long_kernels_are_stopped_at_once(stage: Stage) -> None:
-    train = trainer(stage, CUDASCHED_LOG="info", CUDASCHED_PREEMPTION="auto")
-    until = time.monotonic() + 8
-    while time.monotonic() < until:
-        train.call("gpu.launch(20, us=200); gpu.synchronize()")
-    assert "interrupted where" not in train.stderr
 
 
 def test_the_length_can_be_set(stage: Stage) -> None:

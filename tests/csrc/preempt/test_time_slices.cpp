@@ -20,7 +20,6 @@ namespace cudasched::preempt {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr Stop kAtInstruction = Stop::kAtInstruction, kBetweenBlocks = Stop::kBetweenBlocks;
 
 class TimeSlicesTest : public ::testing::Test {
  protected:
@@ -48,7 +47,7 @@ class TimeSlicesTest : public ::testing::Test {
   void keep(std::uint32_t us, milliseconds time) {
     const auto end = std::chrono::steady_clock::now() + time;
     do {
-      slices_.keep(us, kAtInstruction, now_ns());
+      slices_.keep(us, now_ns());
       std::this_thread::sleep_for(milliseconds(5));
     } while (std::chrono::steady_clock::now() < end);
   }
@@ -61,7 +60,7 @@ TEST_F(TimeSlicesTest, AreSetAndSetAgainAfterLibcudasOwn) {
   begin();
   new_context();
   EXPECT_EQ(slices_.state(), State::kUnused);
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kOn);
   EXPECT_EQ(slices_.us(), 1U);
   EXPECT_EQ(slices_.calls(), 1U);
@@ -74,11 +73,11 @@ TEST_F(TimeSlicesTest, OfEachContextThatIsThereAndNoneThatIsGone) {
   begin();
   CUcontext const first = new_context();
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.calls(), 2U);
   destroy(first);
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.calls(), 3U);
   EXPECT_EQ(slices_.state(), State::kOn);
 }
@@ -87,61 +86,22 @@ TEST_F(TimeSlicesTest, AnotherLengthIsSetAtOnceAndNoneGivesBackLibcudasOwn) {
   begin();
   new_context();
   std::this_thread::sleep_for(milliseconds(110));
-  slices_.keep(1, kAtInstruction, now_ns());
-  slices_.keep(500, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
+  slices_.keep(500, now_ns());
   EXPECT_EQ(slices_.us(), 500U);
   EXPECT_EQ(slices_.calls(), 2U);
-  slices_.keep(0, kAtInstruction, now_ns());
+  slices_.keep(0, now_ns());
   EXPECT_EQ(slices_.us(), 0U);
   EXPECT_EQ(slices_.state(), State::kUnused);
   EXPECT_EQ(slices_.calls(), 3U);
-  slices_.keep(0, kAtInstruction, now_ns());
+  slices_.keep(0, now_ns());
   EXPECT_EQ(slices_.calls(), 3U);
-}
-
-TEST_F(TimeSlicesTest, ContextsOfSomeAgeStopBetweenBlocksUntilTheSlicesEnd) {
-  begin();
-  new_context();
-  std::int64_t now = now_ns();
-  slices_.keep(1, kBetweenBlocks, now);
-  EXPECT_EQ(slices_.stop(), kAtInstruction);  // libcuda is about to set its own
-  slices_.keep(1, kBetweenBlocks, now += kNsPerSecond);
-  EXPECT_EQ(slices_.stop(), kBetweenBlocks);
-  slices_.keep(1, kAtInstruction, now += 1);
-  EXPECT_EQ(slices_.stop(), kAtInstruction);
-  slices_.keep(1, kBetweenBlocks, now += 1);
-  slices_.keep(0, kBetweenBlocks, now += 1);
-  EXPECT_EQ(slices_.stop(), kAtInstruction);
-}
-
-TEST_F(TimeSlicesTest, AContextThatIsGoneDoesNotEndStopsBetweenBlocks) {
-  begin();
-  CUcontext const first = new_context();
-  new_context();
-  std::int64_t now = now_ns();
-  slices_.keep(1, kBetweenBlocks, now);
-  destroy(first);
-  slices_.keep(1, kBetweenBlocks, now += kNsPerSecond);
-  EXPECT_EQ(slices_.stop(), kBetweenBlocks);
-  new_context();
-  slices_.keep(1, kBetweenBlocks, now += kNsPerSecond);
-  EXPECT_EQ(slices_.stop(), kBetweenBlocks);
-}
-
-TEST_F(TimeSlicesTest, ADriverThatCannotStopBetweenBlocksKeepsTheSlices) {
-  begin("instruction");
-  new_context();
-  const std::int64_t now = now_ns();
-  slices_.keep(1, kBetweenBlocks, now);
-  slices_.keep(1, kBetweenBlocks, now + kNsPerSecond);
-  EXPECT_EQ(slices_.stop(), kAtInstruction);
-  EXPECT_EQ(slices_.state(), State::kOn);
 }
 
 TEST_F(TimeSlicesTest, WithoutAContextThatWasSeenNothingIsCalled) {
   begin("unknown");
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kUnseen);
   EXPECT_EQ(slices_.us(), 0U);
   EXPECT_EQ(slices_.calls(), 0U);
@@ -151,17 +111,17 @@ TEST_F(TimeSlicesTest, WithoutAContextThatWasSeenNothingIsCalled) {
 TEST_F(TimeSlicesTest, ADriverThatRefusesTurnsThemOff) {
   begin("refused");
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
   EXPECT_EQ(slices_.why(), "SET_TIMESLICE gave status 0x1b");
-  slices_.keep(1, kAtInstruction, now_ns() + kNsPerSecond);
+  slices_.keep(1, now_ns() + kNsPerSecond);
   EXPECT_EQ(slices_.calls(), 1U);
 }
 
 TEST_F(TimeSlicesTest, ADriverThatHasNoneTurnsThemOff) {
   begin("unsupported");
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
   EXPECT_EQ(slices_.why(), "GET_TIMESLICE gave status 0x56");
   EXPECT_EQ(slices_.calls(), 0U);
@@ -170,7 +130,7 @@ TEST_F(TimeSlicesTest, ADriverThatHasNoneTurnsThemOff) {
 TEST_F(TimeSlicesTest, AKernelThatForbidsTheCallTurnsThemOff) {
   begin("forbidden");
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
   EXPECT_EQ(slices_.why(), "GET_TIMESLICE failed with errno 1");
 }
@@ -178,7 +138,7 @@ TEST_F(TimeSlicesTest, AKernelThatForbidsTheCallTurnsThemOff) {
 TEST_F(TimeSlicesTest, AClosedFileTurnsThemOffAndIsNeverCalled) {
   begin("closed");
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kLost);
   EXPECT_EQ(slices_.calls(), 0U);
 }
@@ -186,9 +146,9 @@ TEST_F(TimeSlicesTest, AClosedFileTurnsThemOffAndIsNeverCalled) {
 TEST_F(TimeSlicesTest, AForkedChildKnowsNothingOfItsParentsContexts) {
   begin();
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   slices_.reset_in_child();
-  slices_.keep(1, kAtInstruction, now_ns() + 1);
+  slices_.keep(1, now_ns() + 1);
   EXPECT_EQ(slices_.state(), State::kUnseen);
   EXPECT_EQ(slices_.calls(), 1U);
 }
@@ -205,7 +165,7 @@ TEST_F(TimeSlicesTest, ADriverIsWatchedOnceAndALibraryWithoutIoctlNotAtAll) {
 TEST_F(TimeSlicesTest, MoreContextsThanThereIsRoomForTurnThemOff) {
   begin();
   new_context();
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kOn);
   wire::GroupParameters parameters{0, 0, 0, wire::kFirstGraphics};
   for (std::uint32_t i = 0; i < Groups::kMost; ++i) {
@@ -218,7 +178,7 @@ TEST_F(TimeSlicesTest, MoreContextsThanThereIsRoomForTurnThemOff) {
                      .status = 0};
     slices_.groups().note(0, wire::request(wire::kAlloc, sizeof call), &call, 0);
   }
-  slices_.keep(1, kAtInstruction, now_ns());
+  slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kRefused);
   EXPECT_EQ(slices_.why(), "it has more than 256 contexts");
 }
@@ -236,7 +196,7 @@ TEST_F(TimeSlicesTest, ContextsComeAndGoMeanwhile) {
   }
   std::thread keeper([&] {
     for (std::int64_t now = now_ns(); !done.load(); now += kNsPerSecond) {
-      slices_.keep(1, kAtInstruction, now);
+      slices_.keep(1, now);
       EXPECT_NE(slices_.state(), State::kRefused) << slices_.why();
     }
   });
