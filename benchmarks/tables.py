@@ -9,12 +9,11 @@ A figure in a sentence is a span (spans.py).
 
 `table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
 (figures.py; breadth/summary.py; graphs/summary.py), `table:preempt:SERVER` is long kernels beside one server, by
-default the first, `table:breadth:limits` what the cells with the least best effort
-lose, `table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
+default the first, `every` for each, `table:breadth:limits` what the cells with the least best effort lose,
+`table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
 (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of
 the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but
-a line that says so. `--pictures` draws those
-of README and docs anew.
+a line that says so. `--pictures` draws those of README and docs anew.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from benchmarks.figures import best_effort_of_time_slices, few_requests, figures
 from benchmarks.graphs.summary import ablation_table, graphs_figures, graphs_table, is_graphs
 from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
 from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs
-from benchmarks.preempt.summary import is_preempt, preempt_table
+from benchmarks.preempt.summary import every_table, is_preempt, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
     ColocationRow,
@@ -144,7 +143,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     if any(row.predictor for row in results.colocations):
         return f"{ablation_table(results)}\n{origin(results.meta)}\n"
     if is_preempt(results):
-        return f"{preempt_table(results, kind)}\n{origin(results.meta)}\n"
+        table = every_table(results) if kind == "every" else preempt_table(results, kind)
+        return f"{table}\n{origin(results.meta)}\n"
     if is_graphs(results):
         made = graphs_figures(results) if kind == "figures" else graphs_table(results)
         return f"{made}\n{origin(results.meta)}\n"

@@ -61,6 +61,10 @@ LIMITED_BY: dict[str, str] = {
     "eager_best_effort_worst": _GAPS,
     "several_best_effort": "two best-effort programs change places each 1.2 ms in place of 2 ms, for the server's P99; "
     "beside two servers more requests interrupt ResNet-50",
+    "p99_excess_ms": _SWITCHES,
+    "p99_ratio": _SWITCHES,
+    "best_effort": "one cell of one repeat: FSDP on two GPUs; the other three have 1.11 to 1.34",
+    "kills_minutes": "the time on four GPUs that was there; 25 kills so far",
     "soak_gpu_minutes": "the time on the GPU that was there; no failure so far",
 }
 
@@ -212,7 +216,7 @@ class Promise:
                 low=min(values),
                 high=max(values),
                 n=len(values),
-                limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_", "", name), ""),
+                limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_(gpus_[0-9]_)?", "", name), ""),
                 interval=of_repeats(list(pairs.values()), self.of) or (of_one if once else None),
             )
         ]

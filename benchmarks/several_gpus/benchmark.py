@@ -42,10 +42,10 @@ from benchmarks.lab.session import OutOfTimeError, Session
 from benchmarks.preempt.benchmark import ALONE, BOTH, OFF, SPARE, write
 from benchmarks.preempt.summary import arms_of
 from benchmarks.several_gpus.programs import PROGRAMS
-from benchmarks.several_gpus.summary import KILLS, SERVERS, SIZES, figures, results
+from benchmarks.several_gpus.summary import HOOKED, KILLS, SERVERS, SIZES, figures, results
 
 HERE = Path(__file__).parent
-ARMS = (*ALONE, *BOTH)
+ARMS = (*ALONE, HOOKED, *BOTH)
 #: Requests a second, of every server, and of those that are killed.
 RATE_HZ, KILLED_RATE_HZ = 120.0, 300.0
 #: Building a program's ranks in all modes, starting to measure kills, and how long each server lives, s.
@@ -61,7 +61,7 @@ def gpus(backend: str) -> Sequence[str]:
 
 
 def _scene(size: int) -> Scene:
-    modes = {arm: f"{'plain' if arm in ALONE else arm}_{size}" for arm in ARMS}
+    modes = {arm: f"{'plain' if arm in ALONE else 'slices' if arm == HOOKED else arm}_{size}" for arm in ARMS}
     pairs = tuple(itertools.product(PROGRAMS, SERVERS))
     return Scene(pairs, ARMS, modes, server_modes={**modes, "slices": f"plain_{size}"})
 
