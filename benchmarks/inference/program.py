@@ -1,4 +1,4 @@
-"""One process of the serving benchmark: requests at random times to one batcher after another.
+"""One process of the serving benchmark: requests at random times to a batcher.
 
     python benchmarks/inference/program.py --seconds 2.5 [--simulate]
 
@@ -28,10 +28,8 @@ from cudasched.inference._times import Times
 
 SIZES = (1, 2, 4, 8, 16)
 HELD_OUT = (2, 8)
-POLICIES = ("deadline", "eager", "delay", "aimd")
-RATES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Of the capacity: the most requests a second that batches back to back serve."""
-ATTAINED, OVERLOAD, BESIDE = 0.99, 1.5, 0.2
+OVERLOAD, BESIDE = 1.5, 0.2
+"""Rates, of the capacity: the most requests a second that batches back to back serve."""
 SLO_OF_LARGEST = 3.0
 RUNS = 40
 Run = Callable[[int], None]
@@ -97,12 +95,10 @@ class Served:
 class Load:
     """Requests at random times to a batcher of its own."""
 
-    def __init__(self, run: Run, slo_ms: float, policy: Any, **options: Any) -> None:
+    def __init__(self, run: Run, slo_ms: float, **options: Any) -> None:
         self._run, self._slo_ms = run, slo_ms
         self._ran: dict[int, tuple[float, float]] = {}  # a request's share of its batch, and when that ended
-        self._batcher = Batcher(
-            self._batch, SIZES, slo_ms, policy, max_queue=4096, delay_ms=slo_ms / 4, example=-1, **options
-        )
+        self._batcher = Batcher(self._batch, SIZES, slo_ms, max_queue=4096, example=-1, **options)
 
     def _batch(self, numbers: list[int]) -> list[int]:
         began = time.perf_counter()
@@ -181,27 +177,15 @@ def figures(make: Callable[[], Run], seconds: float) -> dict[str, Any]:
     taken = times_ms(run)
     capacity = max(1e3 * size / statistics.median(values) for size, values in taken.items())
     slo_ms = SLO_OF_LARGEST * statistics.median(taken[SIZES[-1]])
-    goodput = dict.fromkeys(POLICIES, 0.0)
-    offered = 0
-    for seed, share in enumerate(RATES):
-        for policy in POLICIES:
-            with Load(run, slo_ms, policy) as load:
-                served = load.serve(share * capacity, seconds, seed)
-            offered += served.offered
-            if served.in_time >= ATTAINED * served.offered:
-                goodput[policy] = share * capacity
-    best = max(goodput[policy] for policy in POLICIES[1:]) or RATES[0] * capacity
-    ratio = goodput["deadline"] / best
-    with Load(run, slo_ms, "deadline") as load:
+    with Load(run, slo_ms) as load:
         over = load.serve(OVERLOAD * capacity, 2 * seconds, 0)
     late = over.late_s / over.ran_s if over.ran_s else 0.0
-    with Load(run, slo_ms, "deadline") as load:
+    with Load(run, slo_ms) as load:
         alone = load.serve(BESIDE * capacity, 3 * seconds, 1)
     p99 = percentile(alone.latency_ms, 0.99)
     beside = _beside(run, [make() for _ in range(3)], slo_ms, BESIDE * capacity, 3 * seconds)
     priority = percentile(beside.latency_ms, 0.99) / p99
     return {
-        "goodput_of_policies": (ratio, ratio, ratio, offered),
         **unseen(taken),
         "late_gpu_share": (late, late, late, over.offered),
         "priority_p99_ratio": (priority, priority, priority, beside.offered),
@@ -211,8 +195,8 @@ def figures(make: Callable[[], Run], seconds: float) -> dict[str, Any]:
 def _beside(run: Run, others: list[Run], slo_ms: float, rate: float, seconds: float) -> Served:
     """A latency model's requests beside those of best-effort ones."""
     with ExitStack() as stack:
-        loads = [stack.enter_context(Load(one, 20 * slo_ms, "deadline", client_class="best_effort")) for one in others]
-        load = stack.enter_context(Load(run, slo_ms, "deadline"))
+        loads = [stack.enter_context(Load(one, 20 * slo_ms, client_class="best_effort")) for one in others]
+        load = stack.enter_context(Load(run, slo_ms))
         threads = [threading.Thread(target=one.serve, args=(rate, seconds, 2 + n)) for n, one in enumerate(loads)]
         for thread in threads:
             thread.start()

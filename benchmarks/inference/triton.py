@@ -1,13 +1,14 @@
-"""Triton Inference Server, of the package nvidia-pytriton, and cudasched's own server with the same model.
+"""Triton Inference Server, of the package nvidia-pytriton, and cudasched's own server.
 
-The model returns its input: 2 floats. Triton runs it in one instance of its Python back end, on the CPU. It does
-not batch, which makes its median 3 to 7% shorter here; cudasched's batcher does. Of its two models, `noop` runs where a
-request is submitted (`inline`), and `handed` on the batcher's thread.
+By default with a model that returns its input: 2 floats. Triton runs it in one instance of its Python back end, on the
+CPU. It does not batch, which makes its median 3 to 7% shorter here; cudasched's batcher does. Of its two models, `noop`
+runs where a request is submitted (`inline`), and `handed` on the batcher's thread.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -17,14 +18,15 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.demo.harness import HarnessError
 
-START_S = 60.0
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 90.0
 
 _CONFIG = """
 name: "noop"
@@ -42,6 +44,7 @@ class TritonPythonModel:
         inputs = [triton.get_input_tensor_by_name(request, "input").as_numpy() for request in requests]
         return [triton.InferenceResponse([triton.Tensor("output_0", each)]) for each in inputs]
 """
+_NOOP = {"noop": {"config.pbtxt": _CONFIG, "1/model.py": _MODEL}}
 _MODELS = """
 import numpy
 from cudasched.inference import Batcher
@@ -88,35 +91,45 @@ def _end(running: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def triton(directory: Path) -> Iterator[Serving]:
-    """Triton with the model. Raises HarnessError where it is not installed, or does not start."""
+def triton(
+    directory: Path, models: Mapping[str, Mapping[str, str]] = _NOOP, environment: Mapping[str, str] | None = None
+) -> Iterator[Serving]:
+    """Triton with models: their files by their names.
+
+    Raises:
+        HarnessError: It is not installed, or does not start.
+    """
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
         raise HarnessError("Triton Inference Server is not installed: pip install nvidia-pytriton")
     package = Path(spec.origin).parent
     stub = package / f"tritonserver/python_backend_stubs/{sys.version_info.major}.{sys.version_info.minor}"
-    backends, model = directory / "backends", directory / "models/noop"
+    backends, repository = directory / "backends", directory / "models"
     shutil.copytree(package / "tritonserver/backends", backends)
     shutil.copy(stub / "triton_python_backend_stub", backends / "python")
-    (model / "1").mkdir(parents=True)
-    (model / "config.pbtxt").write_text(_CONFIG)
-    (model / "1/model.py").write_text(_MODEL)
+    for name, files in models.items():
+        (repository / name / "1").mkdir(parents=True)
+        for path, text in files.items():
+            (repository / name / path).write_text(text)
     http, grpc = free_port(), free_port()
     libraries = [str(package.parent / "nvidia_pytriton.libs"), str(sysconfig.get_config_var("LIBDIR"))]
     command = [
-        *(str(package / "tritonserver/bin/tritonserver"), f"--model-repository={model.parent}"),
+        *(str(package / "tritonserver/bin/tritonserver"), f"--model-repository={repository}"),
         *(f"--backend-directory={backends}", "--allow-metrics=false", "--http-address=127.0.0.1"),
         *("--grpc-address=127.0.0.1", f"--http-port={http}", f"--grpc-port={grpc}"),
     ]
-    environment = {
+    given = environment or {}
+    paths = [str(package.parent), given.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    everything = {
         **os.environ,
+        **given,
         "LD_LIBRARY_PATH": ":".join(libraries),
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(package.parent),
+        "PYTHONPATH": ":".join(filter(None, paths)),
     }
     log = directory / "triton.log"
     with log.open("w") as written:
-        running = subprocess.Popen(command, env=environment, stdout=written, stderr=subprocess.STDOUT, text=True)
+        running = subprocess.Popen(command, env=everything, stdout=written, stderr=subprocess.STDOUT, text=True)
     try:
         until = time.monotonic() + START_S
         while not _ready(http):
@@ -129,20 +142,21 @@ def triton(directory: Path) -> Iterator[Serving]:
 
 
 @contextmanager
-def cudasched(directory: Path) -> Iterator[Serving]:
-    """`cudasched models serve` with the model. Raises HarnessError where it does not start."""
-    (directory / "models.py").write_text(_MODELS)
+def cudasched(
+    directory: Path, models: str = _MODELS, environment: Mapping[str, str] | None = None
+) -> Iterator[Serving]:
+    """`cudasched models serve` with a file of models. Raises HarnessError where it does not start."""
+    (directory / "models.py").write_text(models)
     command = [sys.executable, "-m", "cudasched", "models", "serve", str(directory / "models.py")]
     command += ["--port", "0", "--grpc-port", "0", "--token-file", str(directory / "token")]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     try:
-        said = [running.stderr.readline() for _ in range(3)]
-        ports = [re.search(r"127\.0\.0\.1:(\d+)", line) for line in said[:2]]
-        if not all(ports):
+        said = list(itertools.takewhile(lambda line: "the token is in" not in line, running.stderr))
+        ports = [int(port[1]) for line in said if (port := re.search(r"127\.0\.0\.1:(\d+)", line))]
+        if len(ports) != 2:
             raise HarnessError(f"the server does not start: {''.join(said)}")
-        http, grpc = (int(port[1]) for port in ports if port)
-        yield Serving(http, grpc, (directory / "token").read_text().strip())
+        yield Serving(*ports, (directory / "token").read_text().strip())
     finally:
         _end(running)
         running.stderr.close()

@@ -71,6 +71,7 @@ MODULES = {
     "memory": "memory.benchmark",
     "inference": "inference.benchmark",
     "inference_load": "inference.benchmark:LOAD",
+    "goodput": "inference.goodput:GOODPUT",
 }
 Group = Callable[[Session], Found | None]
 

@@ -36,7 +36,7 @@ def test_the_server_that_is_compared_starts_and_ends(tmp_path):
         assert serving.http > 0 and serving.grpc > 0 and len(serving.token) >= 32
 
 
-def test_policies_are_compared_on_the_simulated_driver(tmp_path):
+def test_every_figure_is_found_on_the_simulated_driver(tmp_path):
     out = tmp_path / "load.json"
     assert run("inference_load", ["--rehearse", "--seconds", "0.02", "--out", str(out)]) == 0
     found = {row.figure: row for row in load(out).rows}

@@ -284,7 +284,12 @@ def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "models.py is no file"), ("models = {}", "has no batchers"), ("models = {'m': 1}", "has no batchers")],
+    [
+        (None, "models.py is no file"),
+        ("models = {}", "has no batchers"),
+        ("models = {'m': 1}", "has no batchers"),
+        ("\nimport no_such_module", "models.py raised ModuleNotFoundError at line 2: No module named 'no_such_module'"),
+    ],
 )
 def test_a_file_without_models_is_told(text: str | None, said: str, cudasched: Run, tmp_path: Path) -> None:
     if text is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import runpy
 import sys
+import traceback
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,14 @@ def serve(
     cudasched._activate(as_program=True)  # before the file loads CUDA
     if not file.is_file():
         raise ConfigError(f"{file} is no file")
-    models = runpy.run_path(str(file)).get("models")
+    try:
+        models = runpy.run_path(str(file)).get("models")
+    except ConfigError:
+        raise
+    except Exception as error:
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(file)]
+        at = f" at line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{file} raised {type(error).__name__}{at}: {error}") from error
     if not isinstance(models, dict) or not models or not all(isinstance(each, Batcher) for each in models.values()):
         raise ConfigError(f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}')
     token_path = token_file or state_directory() / "serve.token"

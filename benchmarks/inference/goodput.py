@@ -1,0 +1,244 @@
+"""How many requests a second of four models two servers answer in time: cudasched's, and Triton at its best of twelve.
+
+Both run the same models (models.py) on one GPU and answer over gRPC. Triton has a process of its Python back end a
+model, the only back end of its package; cudasched has one process. Goodput is the highest offered rate at which 99% of
+all offered requests meet the deadline; refused and failed ones do not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cudasched.demo.harness import HarnessError, percentile
+
+from benchmarks.colocation.cells import cells_path
+from benchmarks.inference.triton import ROOT, Serving, cudasched, triton
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Done, Found, Session, judged
+from benchmarks.results.schema import Meta
+from benchmarks.results.schema import merge as merge_rows
+from benchmarks.store import Store
+
+SLO_MS = 25.0
+ATTAINED = 0.99
+RATES = tuple(round(200 * 1.15**step) for step in range(24))
+"""Requests a second of all models together, from 200 to 5,000."""
+BURSTS = {"poisson": 1.0, "bursts": 4.0}
+"""The mean number of requests that come at once."""
+GRID = {
+    f"triton_{delay_us}_{preferred}": (delay_us, preferred)
+    for delay_us, preferred in itertools.product((0, 1000, 2000, 5000), (0, 8, 16))
+}
+"""Triton's longest delay in its queue, us, and its preferred size of a batch, 0 for none."""
+OURS = "cudasched"
+
+_MODELS = f"""
+from benchmarks.inference.models import MODELS, SIZES, make
+from cudasched.inference import Batcher
+
+models = {{}}
+for name in MODELS:
+    model = make(name)
+    models[name] = Batcher(model, SIZES, slo_ms={SLO_MS}, example=model.example)
+"""
+_CONFIG = """
+name: "{name}"
+backend: "python"
+max_batch_size: 16
+input [{{ name: "input" data_type: {kind} dims: [ {dims} ] }}]
+output [{{ name: "output_0" data_type: {out} dims: [ -1 ] }}]
+instance_group [{{ kind: KIND_CPU count: 1 }}]
+dynamic_batching {{ {preferred} max_queue_delay_microseconds: {delay_us} }}
+"""
+_PYTHON = """
+import torch
+import triton_python_backend_utils as triton
+from benchmarks.inference.models import MODELS, SIZES, make
+
+class TritonPythonModel:
+    def initialize(self, arguments):
+        self.name = arguments["model_name"]
+        self.model = make(self.name)
+        for size in reversed(SIZES):
+            self.model([MODELS[self.name][1]] * size)
+
+    def execute(self, requests):
+        inputs = [torch.from_dlpack(triton.get_input_tensor_by_name(one, "input").to_dlpack()) for one in requests]
+        outputs = iter(self.model([row for rows in inputs for row in rows]))
+        answers = [torch.stack([next(outputs) for _ in rows]) for rows in inputs]
+        return [triton.InferenceResponse([triton.Tensor.from_dlpack("output_0", one)]) for one in answers]
+"""
+
+
+def _triton_files(delay_us: int, preferred: int) -> dict[str, dict[str, str]]:
+    """The files of each model."""
+    import torch
+
+    from benchmarks.inference.models import KINDS, MODELS
+
+    half = torch.cuda.is_available()
+    return {
+        name: {
+            "config.pbtxt": _CONFIG.format(
+                name=name,
+                kind=f"TYPE_{KINDS[example.dtype]}",
+                out="TYPE_FP16" if half and name != "recommender" else "TYPE_FP32",
+                dims=", ".join(map(str, example.shape)),
+                preferred=f"preferred_batch_size: [ {preferred} ]" if preferred else "",
+                delay_us=delay_us,
+            ),
+            "1/model.py": _PYTHON,
+        }
+        for name, (_, example) in MODELS.items()
+    }
+
+
+class Callers:
+    """A process a model that sends requests."""
+
+    def __init__(self, server: Serving, directory: Path, stack: ExitStack) -> None:
+        from tritonclient.grpc import InferInput, service_pb2
+
+        from benchmarks.inference.models import KINDS, MODELS
+
+        self._shares = {name: share for name, (share, _) in MODELS.items()}
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        for name, (_, example) in MODELS.items():
+            tensor = InferInput("input", [1, *example.shape], KINDS[example.dtype]).set_data_from_numpy(
+                example[None].numpy()
+            )
+            request = service_pb2.ModelInferRequest(model_name=name, inputs=[tensor._get_tensor()])
+            request.raw_input_contents.append(tensor._get_content())
+            path = directory / f"{name}.request"
+            path.write_bytes(request.SerializeToString())
+            command = [sys.executable, str(Path(__file__).with_name("caller.py"))]
+            self._processes[name] = stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(server.grpc), server.token, str(path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(self._processes[name].kill)
+        for name in self._processes:
+            self._answer(name)
+
+    def _answer(self, name: str) -> Any:
+        stdout = self._processes[name].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        if not line:
+            raise HarnessError(f"{name}: no requests can be sent")
+        return json.loads(line)
+
+    def offer(self, rate: float, seconds: float, burst: float) -> dict[str, dict[str, Any]]:
+        """A load of all models at once."""
+        for seed, (name, process) in enumerate(self._processes.items()):
+            load = {"rate": rate * self._shares[name], "seconds": seconds, "seed": seed}
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({**load, "burst": burst, "slo_ms": SLO_MS}) + "\n")
+            process.stdin.flush()
+        return {name: self._answer(name) for name in self._processes}
+
+
+def _served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
+    """The share of requests that were in time, and the latencies of those that were answered."""
+    offered = sum(load["offered"] for load in loads.values())
+    in_time = sum(load["in_time"] for load in loads.values())
+    return in_time / offered, [each for load in loads.values() for each in load["latency_ms"]]
+
+
+@contextmanager
+def _server(arm: str, directory: Path) -> Iterator[Serving]:
+    environment = {"PYTHONPATH": str(ROOT)}
+    if arm == OURS:
+        with cudasched(directory, _MODELS, environment) as server:
+            yield server
+    else:
+        with triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"}) as server:
+            yield server
+
+
+def highest(in_time: Callable[[int], bool]) -> int:
+    """The highest rate at which requests are in time, by halves; 0 where they are at none."""
+    met, missed = -1, len(RATES)
+    while missed - met > 1:
+        middle = (met + missed) // 2
+        met, missed = (middle, missed) if in_time(RATES[middle]) else (met, middle)
+    return RATES[met] if met >= 0 else 0
+
+
+def measure(arm: str, session: Session) -> Found:
+    """Looks for the goodput of one server."""
+    if arm in session.store.done:
+        return {}
+    directory = session.builds / arm
+    directory.mkdir()
+    with ExitStack() as stack:
+        callers = Callers(stack.enter_context(_server(arm, directory)), directory, stack)
+        callers.offer(RATES[0], 1.0, 1.0)  # warms up
+
+        def in_time(rate: int, kind: str) -> bool:
+            session.need(2 * session.options.seconds)
+            share, latency_ms = _served(callers.offer(rate, session.options.seconds, BURSTS[kind]))
+            p50, p99 = (percentile(latency_ms or [0.0], part) for part in (0.5, 0.99))
+            session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time, P50/P99 {p50:.1f}/{p99:.1f} ms")
+            return share >= ATTAINED
+
+        kept = {kind: [highest(partial(in_time, kind=kind))] for kind in BURSTS}
+    session.store.keep(arm, kept)
+    return {}
+
+
+def find(done: Done) -> Found:
+    """Goodput over Triton's best, of each kind of arrivals, where both were measured; the median of several runs."""
+    settings = [kept for arm, kept in done.items() if arm in GRID]
+    if OURS not in done or not settings:
+        return {}
+    found: Found = {}
+    for kind in BURSTS:
+        ours = done[OURS][kind]
+        theirs = [statistics.median(kept[kind]) for kept in settings]
+        value, best = statistics.median(ours), max(theirs)
+        found[f"goodput_{kind}_per_s"] = (value, min(ours), max(ours), len(ours))
+        found[f"triton_{kind}_per_s"] = (best, min(theirs), best, len(theirs))
+        if best:
+            found[f"goodput_of_triton_{kind}"] = (value / best, min(ours) / best, max(ours) / best, len(ours))
+    return found
+
+
+def merge(paths: Sequence[Path], out: Path) -> None:
+    """Puts runs together: every goodput of each server."""
+    kept = [json.loads(path.read_text()) for path in paths]
+    store = Store(cells_path(out), Meta.model_validate(kept[-1]["meta"]))
+    together: dict[str, dict[str, list[int]]] = {}
+    for arm, rates in itertools.chain.from_iterable(run["done"].items() for run in kept):
+        for kind, found in rates.items():
+            together.setdefault(arm, {}).setdefault(kind, []).extend(found)
+    for arm, rates in together.items():
+        store.keep(arm, rates)
+    merge_rows(out, store.meta, judged(GOODPUT.goals, find(store.done), GOODPUT.limits))
+
+
+GOODPUT = Benchmark(
+    about="requests in time of four models, beside Triton Inference Server at its best of twelve settings",
+    groups={arm: partial(measure, arm) for arm in (OURS, *GRID)},
+    find=find,
+    goals={
+        **{f"goodput_of_triton_{kind}": (1.4, "more") for kind in BURSTS},
+        **{f"{who}_{kind}_per_s": (0.0, "more") for kind in BURSTS for who in ("goodput", "triton")},
+    },
+    settings={"seconds": (2.5, 0.4)},
+    results="inference",
+    merge=merge,
+)
