@@ -162,6 +162,7 @@ LOAD = Benchmark(
     groups={"load": load},
     goals={
         "unseen_batch_error": (0.08, "less"),
+        "predicted_batch_error": (0.08, "less"),
         "unseen_batch_coverage": (0.87, "more"),
         "late_gpu_share": (0.02, "less"),
         "priority_p99_ratio": (1.2, "less"),

@@ -33,20 +33,22 @@ OVERLOAD, BESIDE = 1.5, 0.2
 SLO_OF_LARGEST = 3.0
 RUNS = 40
 Run = Callable[[int], None]
+Made = tuple[Run, Callable[[int], float]]
+"""A batch of so many requests on the GPU, and its time in ms as it is predicted before one has run."""
 
 
-def torch_run() -> Run:
-    """A batch of so many requests on the GPU."""
+def torch_run() -> Made:
+    """BERT's encoder."""
     import torch
     from cudasched.demo.workloads import Encoder
     from cudasched.inference.torch import Model
 
     example = torch.zeros(128, dtype=torch.int64)
     model = Model(Encoder().half().cuda().eval(), example, sizes=SIZES, graphs=True)
-    return lambda count: model([example] * count) and None
+    return lambda count: model([example] * count) and None, model.predict
 
 
-def simulated_run() -> Run:
+def simulated_run() -> Made:
     """A batch is a kernel of 300 us and 60 us a request."""
     library = ctypes.CDLL("libcuda.so.1")
     device, context, module, function = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -70,7 +72,7 @@ def simulated_run() -> Run:
         call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, arguments, None)
         call("cuCtxSynchronize")
 
-    return run
+    return run, lambda count: 0.3 + 0.06 * count
 
 
 @dataclass
@@ -171,10 +173,12 @@ def unseen(taken: dict[int, list[float]]) -> dict[str, Any]:
     }
 
 
-def figures(make: Callable[[], Run], seconds: float) -> dict[str, Any]:
+def figures(make: Callable[[], Made], seconds: float) -> dict[str, Any]:
     """All of them."""
-    run = make()
+    run, predict = make()
+    predicted_ms = {size: predict(size) for size in SIZES}
     taken = times_ms(run)
+    errors = [abs(predicted_ms[size] / statistics.median(taken[size]) - 1) for size in SIZES]
     capacity = max(1e3 * size / statistics.median(values) for size, values in taken.items())
     slo_ms = SLO_OF_LARGEST * statistics.median(taken[SIZES[-1]])
     with Load(run, slo_ms) as load:
@@ -183,10 +187,11 @@ def figures(make: Callable[[], Run], seconds: float) -> dict[str, Any]:
     with Load(run, slo_ms) as load:
         alone = load.serve(BESIDE * capacity, 3 * seconds, 1)
     p99 = percentile(alone.latency_ms, 0.99)
-    beside = _beside(run, [make() for _ in range(3)], slo_ms, BESIDE * capacity, 3 * seconds)
+    beside = _beside(run, [make()[0] for _ in range(3)], slo_ms, BESIDE * capacity, 3 * seconds)
     priority = percentile(beside.latency_ms, 0.99) / p99
     return {
         **unseen(taken),
+        "predicted_batch_error": (statistics.median(errors), min(errors), max(errors), RUNS * len(SIZES)),
         "late_gpu_share": (late, late, late, over.offered),
         "priority_p99_ratio": (priority, priority, priority, beside.offered),
     }
