@@ -208,14 +208,14 @@ bool Launcher::goes_in_pieces(const Operation& copy, Position position) noexcept
   if (std::find(in_pieces_.begin(), in_pieces_.end(), position) != in_pieces_.end()) return true;
   const Direction direction = admission_.direction_of_pieces(copy);
   if (direction == Direction::kAny) return false;
-  Position& under_way = in_pieces_[direction == Direction::kToHost ? 1 : 0];
+  Position& under_way = in_pieces_[Operation::place_of(direction)];
   if (under_way == 0) under_way = position;
   return true;
 }
 
 bool Launcher::submit_pieces() {
   for (const Direction direction : {Direction::kToDevice, Direction::kToHost}) {
-    Position& position = in_pieces_[direction == Direction::kToHost ? 1 : 0];
+    Position& position = in_pieces_[Operation::place_of(direction)];
     while (position != 0 && ring_.at(position).context == current_) {
       Operation& copy = ring_.at(position);
       Operation piece = copy;

@@ -28,6 +28,8 @@ struct Operation {
     kChange
   };
   enum class Direction : std::uint8_t { kAny, kToDevice, kToHost, kOnDevice };
+  // Of copies in pieces, kToDevice and kToHost: the place in an array of both.
+  static constexpr std::size_t place_of(Direction direction) noexcept { return direction == Direction::kToHost; }
 
   // A kernel or a graph: the fields of a Call (queue/call.hpp) that the gate and the driver need.
   struct Launch {

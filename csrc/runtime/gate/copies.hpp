@@ -56,7 +56,7 @@ class Copies {
     std::int64_t since_ns = 0;  // when the last piece ended, or the first was submitted
   };
 
-  Way& way(Direction direction) noexcept { return ways_[direction == Direction::kToHost ? 1 : 0]; }
+  Way& way(Direction direction) noexcept { return ways_[queue::Operation::place_of(direction)]; }
 
   CUcontext context_ = nullptr;
   std::array<Way, 2> ways_;
