@@ -137,14 +137,8 @@ class GateMachine {
   Verdict step(Launch& launch, Ticket& ticket, int own_latency, const JobProgress* members, std::int64_t now_ns,
                MustGo&& must_go, OthersQueued&& others_queued) noexcept {
     Verdict verdict = decide(launch, own_latency, members, now_ns);
-    if (verdict.waits()) {
-      if (must_go()) {
-        verdict.decision = {};
-      } else if (launch.for_lead && !seen_.latency_active) {
-        verdict.exception = exception(launch.stream, launch.was_for_lead, others_queued);
-        if (verdict.exception != Exception::kNone) verdict.decision = {};
-      }
-    }
+    const bool for_lead = launch.for_lead && !seen_.latency_active;
+    release(verdict, launch.stream, for_lead ? &launch.was_for_lead : nullptr, must_go, others_queued);
     if (!verdict.waits()) admit(launch, ticket, own_latency, now_ns, verdict);
     return verdict;
   }
@@ -188,13 +182,7 @@ class GateMachine {
   Verdict step_ungated(std::uint64_t stream, const Estimates::Found& found, bool& was_held, MustGo&& must_go,
                        OthersQueued&& others_queued) noexcept {
     Verdict verdict = decide_ungated(stream, found);
-    if (!verdict.waits()) return verdict;
-    if (must_go()) {
-      verdict.decision = {};
-      return verdict;
-    }
-    verdict.exception = exception(stream, was_held, others_queued);
-    if (verdict.exception != Exception::kNone) verdict.decision = {};
+    release(verdict, stream, &was_held, must_go, others_queued);
     return verdict;
   }
   // The launch goes to the driver now. The ticket of a launch without a marker has no entry.
@@ -293,7 +281,16 @@ class GateMachine {
     dry_since_ns_ = 0;
   }
 
-  // Is a launch to go that the time in flight holds?
+  // Does a held launch go nonetheless? `was_held`: the time in flight holds it, and did at an earlier look; null: it
+  // does not.
+  template <typename MustGo, typename OthersQueued>
+  void release(Verdict& verdict, std::uint64_t stream, bool* was_held, MustGo&& must_go,
+               OthersQueued&& others_queued) noexcept {
+    if (!verdict.waits()) return;
+    const bool goes = must_go();
+    if (!goes && was_held != nullptr) verdict.exception = exception(stream, *was_held, others_queued);
+    if (goes || verdict.exception != Exception::kNone) verdict.decision = {};
+  }
   template <typename OthersQueued>
   Exception exception(std::uint64_t stream, bool& was_held, OthersQueued&& others_queued) noexcept {
     const std::int64_t observed_ns = ledger_.observed_ns();
