@@ -100,8 +100,13 @@ CUcontext shareable_context() noexcept {
 RelaxedCapture::RelaxedCapture() noexcept { table().cuThreadExchangeStreamCaptureMode(&mode_); }
 RelaxedCapture::~RelaxedCapture() { table().cuThreadExchangeStreamCaptureMode(&mode_); }
 
-CurrentContext::CurrentContext(CUcontext context) noexcept
-    : pushed_(table().cuCtxPushCurrent(context) == CUDA_SUCCESS) {}
+CurrentContext::CurrentContext(CUcontext context) noexcept {
+  CUcontext current = nullptr;
+  if (context == nullptr) status_ = CUDA_ERROR_INVALID_CONTEXT;
+  if (!ok() || (table().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context)) return;
+  status_ = table().cuCtxPushCurrent(context);
+  pushed_ = status_ == CUDA_SUCCESS;
+}
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;
   if (pushed_) table().cuCtxPopCurrent(&popped);

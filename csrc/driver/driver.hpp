@@ -88,17 +88,19 @@ class RelaxedCapture {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// Makes a context current for the length of a scope.
+// Makes a context current for the length of a scope, unless it is already.
 class CurrentContext {
  public:
   explicit CurrentContext(CUcontext context) noexcept;
   ~CurrentContext();
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
-  bool ok() const noexcept { return pushed_; }
+  bool ok() const noexcept { return status_ == CUDA_SUCCESS; }
+  CUresult status() const noexcept { return status_; }
 
  private:
-  bool pushed_;
+  CUresult status_ = CUDA_SUCCESS;
+  bool pushed_ = false;
 };
 
 // Waits for the work in the device's primary context, of all threads, if that context exists.

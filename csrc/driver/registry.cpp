@@ -47,8 +47,6 @@ int current_device() noexcept {
 }
 
 int device_of(CUcontext context) noexcept {
-  if (context == nullptr) return -1;
-  if (current_context() == context) return current_device();
   const CurrentContext now(context);
   return now.ok() ? current_device() : -1;
 }

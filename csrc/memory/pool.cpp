@@ -28,25 +28,9 @@ unsigned forks_so_far() {
 
 std::string text(Bytes bytes) { return size_text(bytes, /*decimals=*/2); }
 
-// The context is current for a scope; most callers have it current.
-class Here {
- public:
-  explicit Here(CUcontext context) {
-    CUcontext current = nullptr;
-    check("cuCtxGetCurrent", table().cuCtxGetCurrent(&current));
-    if (current == context) return;
-    check("cuCtxPushCurrent", table().cuCtxPushCurrent(context));
-    pushed_ = true;
-  }
-  ~Here() {
-    CUcontext popped = nullptr;
-    if (pushed_) table().cuCtxPopCurrent(&popped);
-  }
-  Here(const Here&) = delete;
-  Here& operator=(const Here&) = delete;
-
- private:
-  bool pushed_ = false;
+// The pool's context is current for a scope; most callers have it current.
+struct Here : driver::CurrentContext {
+  explicit Here(CUcontext context) : CurrentContext(context) { check("cuCtxPushCurrent", status()); }
 };
 
 CUmemAllocationProp properties_of(int device) {

@@ -100,6 +100,26 @@ class RegistryTest : public testing::Test {
   }
 };
 
+TEST_F(RegistryTest, AContextThatIsCurrentIsNotPushed) {
+  static int pushes = 0;
+  pushes = 0;
+  table().cuCtxPushCurrent = [](CUcontext context) {
+    ++pushes;
+    before = std::exchange(current, context);
+    return CUDA_SUCCESS;
+  };
+  {
+    const CurrentContext here(kFirst);
+    EXPECT_TRUE(here.ok());
+    EXPECT_EQ(pushes, 0);
+    const CurrentContext there(kSecond);
+    EXPECT_EQ(current, kSecond);
+    EXPECT_FALSE(CurrentContext(nullptr).ok());
+  }
+  EXPECT_EQ(pushes, 1);
+  EXPECT_EQ(current, kFirst);
+}
+
 TEST_F(RegistryTest, AStreamIsAskedForOnceUntilItIsForgotten) {
   const CUstream stream = handle<CUstream>(0x51);
   const CUstream there = handle<CUstream>(0x100052);
