@@ -35,7 +35,8 @@ struct Query {
   const Function* function = nullptr;  // null: a graph, or a driver that describes no functions
   std::span<const std::uint32_t> words;
   Residency residency;
-  bool busy = false;  // other work runs on the device beside the launch
+  bool busy = false;             // other work runs on the device beside the launch
+  bool lacks_residency = false;  // the driver was not asked for it
 };
 
 }  // namespace cudasched::predict

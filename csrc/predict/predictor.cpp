@@ -51,6 +51,12 @@ Prediction Predictor::predict(const Query& query) noexcept {
     keys_.words().meet(*function, query.words);
   }
   const Place place = place_of(query);
+  // For the estimate, or for the outlook.
+  if (query.lacks_residency && (place.entry == nullptr || place.entry->is_restored)) [[unlikely]] {
+    Prediction none;
+    none.wants_residency = true;
+    return none;
+  }
   Prediction prediction = place.entry != nullptr ? predict_known(query, place) : predict_new(query, place);
   if (place.is_shared && prediction.wants_sample) prediction.own_key = keys_.own(query, place.geometry);
   return prediction;
@@ -259,13 +265,6 @@ void Predictor::observe_at_least(const Prediction& prediction, std::int64_t ran_
   }
   refresh(*entry);
   entry->bound_ns = 0;
-}
-
-bool Predictor::wants_residency(const Launch& launch, const Function* function,
-                                std::span<const std::uint32_t> words) const noexcept {
-  if (launch.is_graph) return false;
-  const CacheEntry* const entry = place_of({launch, function, words, {}, false}).entry;
-  return entry == nullptr || entry->is_restored;
 }
 
 std::uint64_t Predictor::base_identity() const noexcept { return trees_ != nullptr ? trees_->identity() : 0; }

@@ -12,8 +12,8 @@
 // the bound of busy launches alone. Each part writes and reads the state that is worth keeping between runs
 // (state.hpp).
 //
-// Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph(), observe() and
-// wants_residency() allocate nothing and make no system call. About 2 MiB: not for a thread's stack.
+// Not thread-safe: the caller (gate or launcher) holds a lock. predict(), predict_graph() and observe() allocate
+// nothing and make no system call. About 2 MiB: not for a thread's stack.
 #pragma once
 
 #include <array>
@@ -43,6 +43,7 @@ struct Prediction {
   bool wants_sample = false;     // time this launch
   bool hit = false;              // the key was known
   bool busy = false;             // as asked
+  bool wants_residency = false;  // no prediction: the query lacks the residency, which is needed here
 
   // For observe() alone.
   bool is_whole = false;  // the following fields are set
@@ -82,6 +83,7 @@ class Predictor {
   // thread may read the sums.
   const Outlooks& outlooks() const noexcept { return outlooks_; }
 
+  // Counts a launch, unless the answer is that it wants the residency.
   Prediction predict(const Query& query) noexcept;
 
   // The answer of predict() without counting a launch, for a graph's kernels. The trees' estimates of new keys are
@@ -112,10 +114,6 @@ class Predictor {
   // A launch has run for `ran_ns` and is not complete: that is its least time. For a key without a sample, whose
   // estimate may be far too short; a measured one stays.
   void observe_at_least(const Prediction& prediction, std::int64_t ran_ns) noexcept;
-
-  // Would predict() need query.residency, for the estimate or the outlook?
-  bool wants_residency(const Launch& launch, const Function* function,
-                       std::span<const std::uint32_t> words) const noexcept;
 
   // The state worth keeping between runs, at most kMaxStateBytes.
   std::vector<std::byte> save() const;

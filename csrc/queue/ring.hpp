@@ -73,6 +73,7 @@ class Ring {
     Operation operation;
     std::uint64_t arena_end = 0;  // the arena before this is free once this operation is passed
   };
+  static_assert(sizeof(Slot) == 128);  // two cache lines: a third costs a push 3 ns
 
   Slot& slot(Position position) const noexcept { return slots_[(position - 1) & (slot_count_ - 1)]; }
   enum Consumer : std::uint32_t { kAwake, kAsleep, kNapping };

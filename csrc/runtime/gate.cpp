@@ -6,6 +6,7 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/clock.hpp"
@@ -21,6 +22,13 @@ namespace cudasched::runtime {
 namespace {
 
 std::uint64_t id_of(CUstream stream) noexcept { return reinterpret_cast<std::uintptr_t>(stream); }
+
+// Calls of this thread disturb no captures: the launcher thread's never do.
+struct Relaxed : std::optional<driver::RelaxedCapture> {
+  explicit Relaxed(bool by_launcher) noexcept {
+    if (!by_launcher) emplace();
+  }
+};
 
 schedule::GateSettings gate_settings(const Settings& settings) noexcept {
   schedule::GateSettings gate;
@@ -202,6 +210,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   if (found.proven) note_length(found.duration_ns);
   if (found.is_collective) machine_.neighbours().collective_submitted(now_ns());
   Pass pass;
+  pass.by_launcher = waiver != nullptr;
   const schedule::Ledger::Entry entry = machine_.submit_ungated(stream, key, found, pass);
   if (entry.segment < 0) {
     count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
@@ -210,7 +219,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
   sampler_.entered(entry.segment);
   if (!entry.marks) return pass;
 
-  const driver::RelaxedCapture relaxed;
+  const Relaxed relaxed(waiver != nullptr);
   const std::int64_t now = now_ns();
   retire(now);
   machine_.note_due(entry.segment, stream, now);
@@ -222,7 +231,7 @@ Gate::Pass Gate::admit_ungated(const queue::Call& call, telemetry::Shard& count,
 // Until less is in flight. True: a latency client has come, and `lock` is given back.
 bool Gate::hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found, telemetry::Shard& count,
                         const Waiver* waiver, std::unique_lock<SpinLock>& lock) noexcept {
-  const driver::RelaxedCapture relaxed;
+  const Relaxed relaxed(waiver != nullptr);
   bool was_held = false;
   bool has_come = false;
   TracedWait traced;
@@ -250,18 +259,12 @@ bool Gate::hold_ungated(const queue::Call& call, const schedule::Estimates::Foun
 
 Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept {
   CUstream const stream = call.stream;
-  const driver::RelaxedCapture relaxed;
+  const Relaxed relaxed(waiver != nullptr);
   count.gated_launches.fetch_add(1, std::memory_order_relaxed);
 
   Sampler::Question question(call, device_);
-  bool wants_residency = false;
-  {
-    const std::scoped_lock lock(lock_);
-    wants_residency = sampler_.wants_residency(question.query);
-  }
-  if (wants_residency) question.find_residency();
-
   Pass pass;
+  pass.by_launcher = waiver != nullptr;
   CUevent start = nullptr;  // to be recorded before the launch, if it is timed
   predict::Prediction prediction;
   schedule::GateMachine::Launch launch;
@@ -282,7 +285,7 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
     const std::uint32_t wakes = waiter_.wakes();
     const schedule::JobProgress members = meets ? peers_->progress() : schedule::JobProgress{};
     {
-      const std::scoped_lock lock(lock_);
+      std::unique_lock lock(lock_);
       const std::int64_t now = now_ns();
       retire(now);
       if (launch.looked_ns == 0) {
@@ -290,6 +293,11 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
         if (machine_.begin_gated() && launch.tells_lead) mark_tail(stream);
         question.query.busy = machine_.ledger().holds_others(launch.stream);
         prediction = sampler_.predict(question.query);
+        if (prediction.wants_residency) {
+          lock.unlock();
+          question.find_residency();
+          continue;
+        }
         launch.predicted_ns = prediction.duration_ns;
         launch.bound_ns = prediction.bound_ns;
       }
@@ -344,7 +352,7 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
   std::int64_t waited_call_ns = 0;  // of a launch call that the GPU waited for
   if (status == CUDA_SUCCESS && pass.completion != nullptr) {
     const std::int64_t returned_ns = pass.start != nullptr ? now_ns() : 0;
-    const driver::RelaxedCapture relaxed;
+    const Relaxed relaxed(pass.by_launcher);
     recorded = driver::table().cuEventRecord(pass.completion, stream) == CUDA_SUCCESS;
     if (pass.start != nullptr && (pass.dry || driver::table().cuEventQuery(pass.start) == CUDA_SUCCESS)) {
       waited_call_ns = returned_ns - pass.called_ns;

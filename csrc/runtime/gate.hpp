@@ -64,6 +64,7 @@ class Gate {
     // The marker may be left out for a launch behind it that may overlap this one: an event between the two would end
     // their overlap.
     bool may_go_unmarked = false;
+    bool by_launcher = false;  // the launcher thread's
   };
 
   // For a launch that waits on the launcher thread: it may go when `opening` is open for it.

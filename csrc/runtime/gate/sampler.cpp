@@ -10,7 +10,7 @@
 namespace cudasched::runtime {
 
 Sampler::Question::Question(const predict::Launch& launch, const predict::Residency& device) noexcept
-    : query{.launch = launch, .function = nullptr, .words = {}, .residency = device} {
+    : query{.launch = launch, .function = nullptr, .words = {}, .residency = device, .lacks_residency = true} {
   if (launch.is_graph) return;
   if (const driver::KernelFacts* const known = driver::functions().find(launch.function)) {
     query.function = &known->facts;
@@ -20,6 +20,7 @@ Sampler::Question::Question(const predict::Launch& launch, const predict::Reside
 
 void Sampler::Question::find_residency() noexcept {
   driver::ask_occupancy(query.launch, query.residency.blocks_per_sm);
+  query.lacks_residency = false;
 }
 
 void Sampler::make_timers() noexcept {

@@ -50,9 +50,6 @@ class Sampler {
   // The context's events were made: so are the timers.
   void make_timers() noexcept;
 
-  bool wants_residency(const predict::Query& query) const noexcept {
-    return predictor_.wants_residency(query.launch, query.function, query.words);
-  }
   predict::Prediction predict(const predict::Query& query) noexcept;
   std::int64_t measured_graph_ns(CUgraphExec exec) const noexcept;
   std::int64_t graph_ns(CUgraphExec exec) const noexcept;

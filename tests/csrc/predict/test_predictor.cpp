@@ -40,7 +40,9 @@ class PredictorTest : public ::testing::Test {
   bool wants_residency(std::uint32_t index, std::uint32_t blocks) {
     const Launch launch = kernel(blocks);
     const Function facts = function(index);
-    return predictor_->wants_residency(launch, &facts, {});
+    return predictor_
+        ->predict({.launch = launch, .function = &facts, .words = {}, .residency = {}, .lacks_residency = true})
+        .wants_residency;
   }
 
   std::unique_ptr<Predictor> predictor_ = std::make_unique<Predictor>();
@@ -61,6 +63,7 @@ TEST_F(PredictorTest, GuessGrowsWithWavesAndNeverOverflows) {
 
 TEST_F(PredictorTest, AKnownKeyIsItsHistory) {
   EXPECT_TRUE(wants_residency(1, 1'000));
+  EXPECT_TRUE(wants_residency(1, 1'000));  // the question is no launch
   const Prediction first = predict(1, 1'000);
   EXPECT_FALSE(first.hit);
   EXPECT_NEAR(static_cast<double>(first.base_ns), static_cast<double>(Predictor::guess_ns(kernel(1'000), kResidency)),

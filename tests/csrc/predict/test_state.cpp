@@ -51,11 +51,12 @@ TEST(State, TheOutlookOfAKernelFromAnEarlierRunIsCountedAtItsFirstLaunch) {
   Launch launch;
   launch.grid[0] = 100;
   const std::vector<std::uint32_t> words{100, 0, 3, 0, 1U << 28, 9};
-  EXPECT_TRUE(second->wants_residency(launch, &function, words));
+  const Query asks{.launch = launch, .function = &function, .words = words, .residency = {}, .lacks_residency = true};
+  EXPECT_TRUE(second->predict(asks).wants_residency);
   EXPECT_EQ(second->outlooks().sums().kernels, (std::array<std::uint64_t, kLevels>{}));
   EXPECT_TRUE(predict(*second, 0, 100, 7).hit);
   EXPECT_NE(second->outlooks().sums().kernels, (std::array<std::uint64_t, kLevels>{}));
-  EXPECT_FALSE(second->wants_residency(launch, &function, words));
+  EXPECT_FALSE(second->predict(asks).wants_residency);
 }
 
 TEST(State, WhatWasLearnedIsKnownInTheNextRun) {

@@ -283,6 +283,34 @@ TEST_F(GateTest, OfALaunchThatTheGpuWaitedForTheCallIsNoPartOfWhatItTook) {
   EXPECT_LT(predicted_ns, 100'000'000);
 }
 
+// The launcher thread is in relaxed capture mode for good.
+TEST_F(GateTest, TheLauncherSetsTheCaptureModeForNoLaunch) {
+  static std::atomic<int> exchanges{0};
+  exchanges = 0;
+  static auto* const real = driver::table().cuThreadExchangeStreamCaptureMode;
+  const Replaced count(
+      driver::table().cuThreadExchangeStreamCaptureMode, +[](CUstreamCaptureMode* mode) {
+        char name[16]{};
+        pthread_getname_np(pthread_self(), name, sizeof name);
+        if (std::string_view(name) == "cudasched-queue") ++exchanges;
+        return real(mode);
+      });
+  const InRegion region(CUDASCHED_BEST_EFFORT);
+  launch_all(1, 1);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  const std::uint64_t offloaded = state().offloaded_launches;
+  const int begun = exchanges;  // at the start of the thread
+  launch_all(40, 1);
+  ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  {
+    const OtherClient idle(/*active=*/false);
+    launch_all(40, 1);
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(state().offloaded_launches - offloaded, 80U);
+  EXPECT_EQ(exchanges, begun);
+}
+
 TEST_F(GateTest, LaunchesThatMayOverlapAreBoundedWithoutALatencyClient) {
   const InRegion region(CUDASCHED_BEST_EFFORT);
   for (std::uint64_t i = 0; i < 120; ++i) {
