@@ -111,7 +111,8 @@ class HandleTable {
     spare_ = nullptr;
   }
 
-  std::size_t size() const noexcept { return size_; }
+  // On any thread.
+  std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
   // The size of all blocks, for tests of the bound.
   std::size_t bytes() const noexcept {
@@ -244,8 +245,8 @@ class HandleTable {
   std::atomic<std::uint64_t> published_{0};
   std::atomic<Block*> current_{nullptr};
   const std::size_t most_;
-  std::size_t size_ = 0;  // handles that are known
-  std::size_t used_ = 0;  // slots of the current block with a handle, known or forgotten
+  std::atomic<std::size_t> size_{0};  // handles that are known
+  std::size_t used_ = 0;              // slots of the current block with a handle, known or forgotten
   Block* spare_ = nullptr;
   Block* every_ = nullptr;
 };

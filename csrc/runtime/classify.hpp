@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "base/class.hpp"
+#include "base/handle_table.hpp"
 
 namespace cudasched::queue {
 class Queue;
@@ -90,31 +91,30 @@ inline int latency_regions(const ThreadState& thread) noexcept {
 
 inline bool in_latency_region(const ThreadState& thread) noexcept { return latency_regions(thread) > 0; }
 
-// Streams with a class of their own. Open addressing over atomics: lookups take no lock.
+// Streams with a class of their own. Lookups take no lock, writers hold one of the caller's.
 class StreamClasses {
  public:
   static constexpr std::size_t kCapacity = 256;
 
-  // False when the table is full. Not on the launch path.
-  bool bind(std::uint64_t stream, Class value) noexcept;
-  void unbind(std::uint64_t stream) noexcept;
+  constexpr StreamClasses() noexcept : table_(kCapacity) {}
+  ~StreamClasses() {}  // the table stays: other threads may still launch while the process exits
+  StreamClasses(const StreamClasses&) = delete;
+  StreamClasses& operator=(const StreamClasses&) = delete;
 
-  bool empty() const noexcept { return count_.load(std::memory_order_relaxed) == 0; }
+  // False when the table is full. Not on the launch path.
+  bool bind(std::uint64_t stream, Class value) noexcept {
+    return table_.set(stream, {static_cast<std::uint64_t>(value)});
+  }
+  void unbind(std::uint64_t stream) noexcept { table_.erase(stream); }
+
+  bool empty() const noexcept { return table_.size() == 0; }
   // Returns false where the stream has no class.
   bool find(std::uint64_t stream, Class& value) const noexcept;
 
  private:
-  static constexpr std::size_t kSlots = 1024;
-  static constexpr std::size_t kProbes = 32;  // bounds a lookup, however many streams have come and gone
-  static constexpr std::uint64_t kRemoved = ~std::uint64_t{0};
-
-  struct Slot {
-    std::atomic<std::uint64_t> stream{0};
-    std::atomic<Class> value{Class::kNormal};
+  union {
+    HandleTable<1> table_;
   };
-
-  std::array<Slot, kSlots> slots_;
-  std::atomic<std::size_t> count_{0};
 };
 
 }  // namespace cudasched::runtime

@@ -258,12 +258,6 @@ void Engine::unbind_stream(std::uint64_t stream) noexcept {
   hot().marks.bound(!hot().streams.empty());
 }
 
-void Engine::stream_ends(std::uint64_t stream) noexcept {
-  if (hot().streams.empty() && hot().by_priority.empty()) return;
-  hot().by_priority.unbind(stream);
-  unbind_stream(stream);
-}
-
 template <typename Ends>
 void Engine::unbind_where(Ends&& ends) noexcept {
   if (hot().streams.empty() && hot().by_priority.empty()) return;
@@ -275,6 +269,10 @@ void Engine::unbind_where(Ends&& ends) noexcept {
     return true;
   });
   hot().marks.bound(!hot().streams.empty());
+}
+
+void Engine::stream_ends(std::uint64_t stream) noexcept {
+  unbind_where([&](const Bound& known) { return known.stream == stream; });
 }
 
 void Engine::unbind_streams_of(CUcontext context) noexcept {
