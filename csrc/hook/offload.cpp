@@ -73,8 +73,7 @@ bool all_empty() noexcept {
 }
 
 constexpr CUstream meant(bool per_thread, CUstream stream) noexcept {
-  if (stream != nullptr) return stream;
-  return per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+  return per_thread ? driver::meant_stream<true>(stream) : driver::meant_stream<false>(stream);
 }
 
 // ---- which queues a call is about, as a bitmap of device ordinals
@@ -310,11 +309,11 @@ CUresult open_event(CUevent* event, CUipcEventHandle handle) noexcept {
   return status;
 }
 
-// The queue that holds operations on the event, if it is the only one.
-Queue* holder_of(CUevent event, bool& several) noexcept {
+// A queue that holds operations on the event or the graph, and whether several do.
+Queue* holder_of(queue::Scope scope, CUevent event, CUgraphExec exec, bool& several) noexcept {
   Queue* found = nullptr;
   for_each_queue([&](Queue& known) {
-    if (known.before(queue::Scope::kEvent, nullptr, event) == 0) return;
+    if (known.before(scope, nullptr, event, nullptr, exec) == 0) return;
     several = several || found != nullptr;
     found = &known;
   });
@@ -327,7 +326,7 @@ CUresult event_destroy(CUevent event) noexcept {
   driver::EventFacts facts;
   const bool known = driver::registry().forget(event, &facts);
   bool several = false;
-  if (Queue* const holder = holder_of(event, several)) {
+  if (Queue* const holder = holder_of(queue::Scope::kEvent, event, nullptr, several)) {
     const Caller caller = state.engine.find_site(nullptr, event).caller;
     if (known && !several && !facts.shared && !facts.captured && facts.context != nullptr &&
         holder->push_destroy(caller, event, facts.context)) {
@@ -447,16 +446,9 @@ constexpr queue::Scope drained(Scope scope) noexcept {
       return queue::Scope::kStreamAndEvent;
     case Scope::kEvents:
       return queue::Scope::kTwoEvents;
-    case Scope::kContext:
-    case Scope::kMemory:
-    case Scope::kContextAndMemory:
-    case Scope::kPeers:
-    case Scope::kExec:  // unless the graph is plain
-    case Scope::kGraph:
-    case Scope::kProcess:
+    default:  // kExec, too, unless the graph is plain
       return queue::Scope::kEnd;
   }
-  return queue::Scope::kEnd;
 }
 
 // and in the queues of which devices.
@@ -632,12 +624,8 @@ CUresult Offload::wait(CUstream stream, CUevent event) noexcept { return stream_
 
 bool Offload::has_queued(CUgraphExec exec) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0 || all_empty()) return false;
-  if (!is_plain(exec)) return true;
-  bool queued = false;
-  for_each_queue([&](Queue& known) {
-    queued = queued || known.before(queue::Scope::kGraph, nullptr, nullptr, nullptr, exec) != 0;
-  });
-  return queued;
+  bool several = false;
+  return !is_plain(exec) || holder_of(queue::Scope::kGraph, nullptr, exec, several) != nullptr;
 }
 
 void Offload::drain_changed(CUgraphExec exec) noexcept {
@@ -647,13 +635,8 @@ void Offload::drain_changed(CUgraphExec exec) noexcept {
 }
 
 Queue* Offload::queue_of(CUgraphExec exec) noexcept {
-  Queue* found = nullptr;
   bool several = false;
-  for_each_queue([&](Queue& known) {
-    if (known.before(queue::Scope::kGraph, nullptr, nullptr, nullptr, exec) == 0) return;
-    several = several || found != nullptr;
-    found = &known;
-  });
+  Queue* const found = holder_of(queue::Scope::kGraph, nullptr, exec, several);
   return several ? nullptr : found;
 }
 

@@ -39,17 +39,8 @@ bool is_for_now(WholeReason reason) noexcept {
 
 // A fault, rather than a property of the graph.
 bool is_failure(WholeReason reason) noexcept {
-  switch (reason) {
-    case WholeReason::kNotCloned:
-    case WholeReason::kCloneDiffers:
-    case WholeReason::kNotBuilt:
-    case WholeReason::kNoMemory:
-    case WholeReason::kTooSlow:
-    case WholeReason::kRefused:
-      return true;
-    default:
-      return false;
-  }
+  return reason == WholeReason::kNotCloned || reason == WholeReason::kCloneDiffers ||
+         reason == WholeReason::kNotBuilt || (is_for_now(reason) && reason != WholeReason::kOverBudget);
 }
 
 }  // namespace
@@ -405,11 +396,8 @@ void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Upda
       told.fits = sliced.clone == nullptr && sliced.state.load() == Sliced::State::kWhole;
       return;
     }
-    if (enabled) {
-      sliced.disabled.erase(number);
-    } else {
-      sliced.disabled.insert(number);
-    }
+    sliced.disabled.insert(number);
+    if (enabled) sliced.disabled.erase(number);
     if (sliced.pieces != nullptr) told.change = Change::of_switch(sliced.places[number], enabled);
   });
 }
@@ -425,17 +413,14 @@ void Slices::give_up(Sliced& sliced) noexcept {
 
 void Slices::forget(CUgraphExec exec) noexcept {
   if (!on()) return;
-  std::shared_ptr<Sliced> sliced;
-  {
+  const auto known = [&] {
     const std::scoped_lock lock(mutex_);
-    const auto found = all_.find(exec);
-    if (found == all_.end()) return;
-    sliced = std::move(found->second);
-    all_.erase(found);
-  }
+    return all_.extract(exec);
+  }();
+  if (known.empty()) return;
   const driver::RelaxedCapture relaxed;
   const Driving driving(*this);
-  end(*sliced);
+  end(*known.mapped());
 }
 
 void Slices::context_ends(CUcontext context) noexcept {
@@ -659,8 +644,7 @@ void Slices::make_change(CUgraphExec exec, std::byte* change) noexcept {
       const bool kept_up = sliced->awaited.make_all(*sliced->pieces, sliced->priority, sliced->context);
       made = Change::make(change, *sliced->pieces, sliced->priority, sliced->context) && kept_up;
     }
-  } catch (const std::exception&) {
-    made = false;  // no memory
+  } catch (const std::exception&) {  // no memory
   }
   const std::scoped_lock turn(sliced->turn);
   --sliced->following;
@@ -681,13 +665,9 @@ SliceCounts Slices::counts() noexcept {
     const std::uint32_t slices = sliced->slices.load(std::memory_order_relaxed);
     if (state == Sliced::State::kWhole) {
       WholeGraphs& whole = counts.whole[static_cast<std::size_t>(sliced->reason.load(std::memory_order_relaxed))];
-      ++whole.graphs;
       driver::ExecFacts facts;
-      if (!driver::registry().find(exec, facts)) continue;
-      if (whole.longest_nodes == 0 || facts.critical_path_ns > whole.longest_ns) {
-        whole.longest_ns = facts.critical_path_ns;
-        whole.longest_nodes = facts.nodes;
-      }
+      driver::registry().find(exec, facts);  // else none
+      whole.add(facts);
     } else if (slices != 0) {
       ++counts.graphs_sliced;
       counts.slices += slices;
