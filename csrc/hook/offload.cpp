@@ -446,9 +446,16 @@ constexpr queue::Scope drained(Scope scope) noexcept {
       return queue::Scope::kStreamAndEvent;
     case Scope::kEvents:
       return queue::Scope::kTwoEvents;
-    default:  // kExec, too, unless the graph is plain
+    case Scope::kContext:
+    case Scope::kMemory:
+    case Scope::kContextAndMemory:
+    case Scope::kPeers:
+    case Scope::kExec:  // unless the graph is plain
+    case Scope::kGraph:
+    case Scope::kProcess:
       return queue::Scope::kEnd;
   }
+  return queue::Scope::kEnd;
 }
 
 // and in the queues of which devices.

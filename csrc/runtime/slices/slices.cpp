@@ -39,8 +39,9 @@ bool is_for_now(WholeReason reason) noexcept {
 
 // A fault, rather than a property of the graph.
 bool is_failure(WholeReason reason) noexcept {
-  return reason == WholeReason::kNotCloned || reason == WholeReason::kCloneDiffers ||
-         reason == WholeReason::kNotBuilt || (is_for_now(reason) && reason != WholeReason::kOverBudget);
+  using enum WholeReason;
+  static constexpr std::array kFailures{kNotCloned, kCloneDiffers, kNotBuilt, kNoMemory, kTooSlow, kRefused};
+  return std::ranges::find(kFailures, reason) != kFailures.end();
 }
 
 }  // namespace
@@ -396,8 +397,11 @@ void Slices::node_enabled(CUgraphExec exec, CUgraphNode node, bool enabled, Upda
       told.fits = sliced.clone == nullptr && sliced.state.load() == Sliced::State::kWhole;
       return;
     }
-    sliced.disabled.insert(number);
-    if (enabled) sliced.disabled.erase(number);
+    if (enabled) {
+      sliced.disabled.erase(number);
+    } else {
+      sliced.disabled.insert(number);
+    }
     if (sliced.pieces != nullptr) told.change = Change::of_switch(sliced.places[number], enabled);
   });
 }
