@@ -246,6 +246,7 @@ class Server:
         class Listening(ThreadingMixIn, WSGIServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
             daemon_threads = True
+            request_queue_size = 2 * _MOST_CONNECTIONS  # else a scrape beside silent ones connects seconds later
 
             def process_request(self, request: Any, client_address: Any) -> None:
                 """Where there are too many connections, the oldest gives way."""
