@@ -131,7 +131,8 @@ ensure_venv() {
   install_requirements "$1" build
 }
 
-# install_requirements DIRECTORY GROUP...: dependency groups of pyproject.toml (scripts/requirements.py).
+# install_requirements DIRECTORY GROUP...: dependency groups of pyproject.toml (scripts/requirements.py). One pip at a time
+# works in a directory: stages are prepared beside others.
 install_requirements() {
   local directory="$1" wanted stamp
   shift
@@ -140,7 +141,7 @@ install_requirements() {
   if [ "$wanted" != "$(cat "$stamp" 2>/dev/null)" ]; then
     say "installing into ${directory#"$root/"}: $*"
     echo "$wanted" >"$stamp.new"
-    "$directory/bin/python" -m pip install -q "${pip_options[@]}" -r "$stamp.new"
+    flock "$directory" "$directory/bin/python" -m pip install -q "${pip_options[@]}" -r "$stamp.new"
     mv "$stamp.new" "$stamp"
   fi
 }
@@ -155,7 +156,8 @@ install_package() {
   fi
   say "building and installing .[$extra] into ${directory#"$root/"}"
   touch "$stamp.new"
-  PATH="$directory/bin:$PATH" "$directory/bin/python" -m pip install -q "${pip_options[@]}" --no-build-isolation ".[$extra]"
+  PATH="$directory/bin:$PATH" flock "$directory" "$directory/bin/python" -m pip install -q "${pip_options[@]}" \
+    --no-build-isolation ".[$extra]"
   mv "$stamp.new" "$stamp"
 }
 

@@ -3,15 +3,15 @@
 # lists each stage with its outcome and closing line, and what failed in it; the exit code is 0 only if all passed.
 # Logs: build/logs/.
 #
-# Tests wait for processes and threads at times: the cores that a stage leaves idle make what the next one builds and
-# installs (prepare_STAGE).
+# Tests wait for processes and threads at times: the cores that a stage leaves idle make what later ones build and
+# install (prepare_STAGE). So the stages that wait most come before those for which most is compiled.
 #
-# test.sh [STAGE...] runs only the stages named: headers lint cpp asan tsan python other-pythons packaging; and, of a
+# test.sh [STAGE...] runs only the stages named: lint cpp headers python other-pythons packaging asan tsan; and, of a
 # release, site. `test.sh changed` runs what the change since `main` (or BASE) needs, and no more (scripts/changed.py).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 stages=("$@")
-[ "$#" -gt 0 ] || stages=(headers lint cpp asan tsan python other-pythons packaging)
+[ "$#" -gt 0 ] || stages=(lint cpp headers python other-pythons packaging asan tsan)
 if [ "${stages[*]}" = changed ]; then
   git rev-parse --quiet --verify "${BASE:-main}^{commit}" >/dev/null ||
     die "there is no ${BASE:-main}: set BASE to the revision that the change is compared with"
@@ -61,7 +61,8 @@ cpp_build() {
 # More of them than cores: many wait for processes and threads.
 cpp_tests() { fixed_layout ctest --test-dir "$1" -j "$((2 * jobs))" --output-on-failure --no-tests=error "${@:2}"; }
 
-stage_lint() { scripts/lint.sh; }
+# Nothing is installed meanwhile into the packages that mypy reads.
+stage_lint() { flock "$venv" scripts/lint.sh; }
 
 # Every header compiles when nothing is included before it; the C ones as C and as C++. Those that stand first in the
 # source of their own name are shown to by the plain C++ build, which compiles each source by itself: the others here.
@@ -110,8 +111,10 @@ stage_asan() {
   cpp_tests build/asan
 }
 
+# atexit_sleep_ms: each process that still has a thread would wait for a second at its end, to see what the two do there.
 prepare_tsan() {
-  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$root/scripts/tsan.suppressions"
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50"
+  TSAN_OPTIONS+=":suppressions=$root/scripts/tsan.suppressions"
   cpp_build build/tsan "${sanitized[@]}" -DCUDASCHED_SANITIZE=thread
 }
 
@@ -126,8 +129,8 @@ install_cpu_pytorch() {
   local wanted
   wanted="torch==$(sed -n 's/^torch==//p' constraints.txt)"
   python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' && return
-  python -m pip install -q "${pip_options[@]}" "$wanted+cpu" 2>/dev/null ||
-    python -m pip install -q "${pip_options[@]}" "$wanted" ||
+  flock "$venv" python -m pip install -q "${pip_options[@]}" "$wanted+cpu" 2>/dev/null ||
+    flock "$venv" python -m pip install -q "${pip_options[@]}" "$wanted" ||
     echo "$wanted cannot be had: tests beside the real PyTorch are skipped"
 }
 
@@ -229,39 +232,30 @@ report=()
 failed=()
 passed=()
 running="" # a process that lives while a stage does
-ahead=""   # and the group of those that prepare the next one
-ahead_cpu=0
+ahead=""   # and the group of those that prepare later ones
 trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true; [ -z "$ahead" ] || kill -- "-$ahead" 2>/dev/null || true' EXIT
 
-# begin_ahead STAGE: prepares it in the background, at the lowest priority. Where it fails, the stage does the same again,
-# and says why.
-begin_ahead() {
-  declare -F "prepare_$1" >/dev/null || return 0
-  set -m # a process group of its own
-  (
-    renice -n 19 -p "$BASHPID"
-    TIMEFORMAT='%U %S'
+# prepare_ahead: prepares the stages in their order, at the lowest priority, and prints the CPU seconds of each. Where one
+# fails, the stage does the same again, and says why.
+prepare_ahead() {
+  local name TIMEFORMAT='%U %S'
+  set +e
+  renice -n 19 -p "$BASHPID" >/dev/null
+  for name in "${stages[@]}"; do
+    declare -F "prepare_$name" >/dev/null || continue
     {
       time {
         (
           set -e
-          "prepare_$1"
-        ) >"$logs/ahead-$1.log" 2>&1
+          "prepare_$name"
+        ) >"$logs/ahead-$name.log" 2>&1
       }
-    } 2>"$logs/ahead-cpu"
-  ) >/dev/null 2>&1 &
-  ahead=$!
-  set +m
+    } 2>&1 | seconds
+  done
 }
 
-# Waits for it.
-end_ahead() {
-  ahead_cpu=0
-  [ -n "$ahead" ] || return 0
-  wait "$ahead" || true
-  ahead=""
-  ahead_cpu="$(awk '{ printf "%.0f", $1 + $2 }' "$logs/ahead-cpu")"
-}
+# Prints the sum of the times that are read.
+seconds() { awk '{ printf "%.0f\n", $1 + $2 }'; }
 
 # Prints which tests of a log failed, as ctest and pytest name them, and what GoogleTest and the sanitizers said of it.
 failures() {
@@ -293,7 +287,7 @@ stage() {
   } 2>"$logs/cpu"
   status=$?
   set -e
-  cpu="$(awk -v ahead="$ahead_cpu" '{ printf "%.0f", $1 + $2 + ahead }' "$logs/cpu")"
+  cpu="$((ahead_cpu + $(seconds <"$logs/cpu")))"
   ahead_cpu=0
   kill "$running"
   wait "$running" "$follower" 2>/dev/null || true
@@ -320,15 +314,19 @@ joined() {
 mkdir -p "$logs"
 say "set-up"
 setup tests
-install_requirements "$venv" run test
 system_version="$(python_version "$venv/bin/python")"
+set -m # a process group of its own
+coproc AHEAD { prepare_ahead; }
+set +m
+ahead="$AHEAD_PID"
+exec {prepared}<&"${AHEAD[0]}" # bash forgets both at the end of the process
+install_requirements "$venv" run test lint
 say "$("$CXX" --version | head -n 1); system's Python: $("$venv/bin/python" -c 'import sys; print(sys.version.split()[0])')"
 
 pythons=()
-for place in "${!stages[@]}"; do
-  name="${stages[place]}"
-  end_ahead
-  begin_ahead "${stages[place + 1]:-}"
+for name in "${stages[@]}"; do
+  ahead_cpu=0
+  ! declare -F "prepare_$name" >/dev/null || read -r ahead_cpu <&"$prepared" || ahead_cpu=0
   case "$name" in
     lint | headers | cpp | asan | tsan | packaging | site | changed-*) stage "$name" "$name" ;;
     python)
