@@ -199,7 +199,10 @@ stage_other_python() {
   PATH="$directory/bin:$PATH" "$directory/bin/python" -m pytest "${in_parallel[@]}" "${engine_tests[@]}" "${@:3}" tests/python
 }
 
-stage_packaging() { python -m pytest tests/packaging; }
+stage_packaging() {
+  prepare_python # the documents' commands are asked of it
+  python -m pytest tests/packaging
+}
 
 stage_site() { scripts/site.sh; }
 
@@ -232,8 +235,7 @@ report=()
 failed=()
 passed=()
 running="" # a process that lives while a stage does
-ahead=""   # and the group of those that prepare later ones
-trap '[ -z "$running" ] || kill "$running" 2>/dev/null || true; [ -z "$ahead" ] || kill -- "-$ahead" 2>/dev/null || true' EXIT
+trap '[ -z "$running" ] || kill "$running"; [ -z "${AHEAD_PID:-}" ] || kill -- "-$AHEAD_PID"' EXIT
 
 # prepare_ahead: prepares the stages in their order, at the lowest priority, and prints the CPU seconds of each. Where one
 # fails, the stage does the same again, and says why.
@@ -291,6 +293,7 @@ stage() {
   ahead_cpu=0
   kill "$running"
   wait "$running" "$follower" 2>/dev/null || true
+  running=""
   if [ "$status" -eq 0 ]; then
     passed+=("$name")
   else
@@ -315,18 +318,16 @@ mkdir -p "$logs"
 say "set-up"
 setup tests
 system_version="$(python_version "$venv/bin/python")"
-set -m # a process group of its own
-coproc AHEAD { prepare_ahead; }
+set -m                                     # a process group of its own
+coproc AHEAD { prepare_ahead; read -r _; } # which lives as long as we do: bash forgets one that has ended
 set +m
-ahead="$AHEAD_PID"
-exec {prepared}<&"${AHEAD[0]}" # bash forgets both at the end of the process
 install_requirements "$venv" run test lint
 say "$("$CXX" --version | head -n 1); system's Python: $("$venv/bin/python" -c 'import sys; print(sys.version.split()[0])')"
 
 pythons=()
 for name in "${stages[@]}"; do
   ahead_cpu=0
-  ! declare -F "prepare_$name" >/dev/null || read -r ahead_cpu <&"$prepared" || ahead_cpu=0
+  ! declare -F "prepare_$name" >/dev/null || read -r ahead_cpu <&"${AHEAD[0]}" || ahead_cpu=0
   case "$name" in
     lint | headers | cpp | asan | tsan | packaging | site | changed-*) stage "$name" "$name" ;;
     python)
