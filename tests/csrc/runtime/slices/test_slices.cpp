@@ -806,7 +806,6 @@ TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
   const std::vector<CUgraphExec> execs = chains({1, 101});
   ASSERT_TRUE(is_built(execs[0]));
   const State before = state();
-  const std::uint64_t of_one = before.graph_slice_bytes;
   ASSERT_TRUE(is_built(execs[1]));
   for (int builds = 0; builds < 40 && state_of(execs[0]) != runtime::Sliced::State::kIdle; ++builds) {
     ASSERT_EQ(launch(execs[1]), CUDA_SUCCESS);
@@ -815,7 +814,11 @@ TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
   ASSERT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
   EXPECT_GT(state().graph_slices_dropped, before.graph_slices_dropped);
   EXPECT_TRUE(eventually([&] { return state_of(execs[1]) == runtime::Sliced::State::kReady; }));
-  EXPECT_TRUE(eventually([&] { return state().graph_slice_bytes == slices().counts().graphs_sliced * of_one; }));
+  // How many slices a graph has depends on how long its kernels took.
+  EXPECT_TRUE(eventually([] {
+    const runtime::SliceCounts now = slices().counts();
+    return now.bytes == now.graphs_sliced * 40 * (4 << 10) + now.slices * (64 << 10);
+  }));
   // It goes whole, and gets slices anew.
   ASSERT_EQ(launch(execs[0]), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40));
