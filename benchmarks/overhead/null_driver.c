@@ -68,7 +68,7 @@ int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int
   return (void)function, (void)threads, (void)shared_bytes, *blocks = 8, kSuccess;
 }
 
-int cuStreamCreate(void** stream, unsigned flags) { return (void)flags, put(stream, 2); }
+int cuStreamCreate(void** stream, unsigned flags) { return (void)flags, put(stream, 16); }
 int cuStreamIsCapturing(void* stream, int* status) { return (void)stream, *status = 0, kSuccess; }
 int cuStreamIsCapturing_ptsz(void* stream, int* status) { return (void)stream, *status = 0, kSuccess; }
 int cuEventCreate(void** event, unsigned flags) {
