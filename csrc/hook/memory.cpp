@@ -374,24 +374,41 @@ CUresult destroy_mipmapped_array(CUmipmappedArray array) noexcept {
 // ---- answers to programs
 
 // Under a limit, the limit is the GPU's size, and the program's memory is the used part. Where the host
-// shares the GPU's memory, the host's use counts, too.
-CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
-  const CUresult status = table().cuMemGetInfo(free, total);
+// shares the GPU's memory, the host's use counts, too. The first versions have 32 bits.
+template <typename Size>
+CUresult within_limit(CUresult status, Size* free, Size* total) noexcept {
   const std::uint64_t limit = holdings().limit();
   if (status != CUDA_SUCCESS || limit == 0) return status;
   const int device = driver::current_device();
   const std::uint64_t held = holdings().held(device);
-  *free = std::min<std::size_t>({*free, limit > held ? limit - held : 0, runtime::memory().room(device)});
-  *total = std::min<std::size_t>(*total, limit);
+  const std::uint64_t left = std::min(limit > held ? limit - held : 0, runtime::memory().room(device));
+  *free = static_cast<Size>(std::min<std::uint64_t>(*free, left));
+  *total = static_cast<Size>(std::min<std::uint64_t>(*total, limit));
   return status;
 }
 
+CUresult get_info(std::size_t* free, std::size_t* total) noexcept {
+  return within_limit(table().cuMemGetInfo(free, total), free, total);
+}
+
+CUresult get_info_v1(unsigned* free, unsigned* total) noexcept {
+  return within_limit(table().cuMemGetInfo_v1(free, total), free, total);
+}
+
 // Programs size their caches by this: PyTorch's fractions, caches of servers.
-CUresult total_memory(std::size_t* bytes, CUdevice device) noexcept {
-  const CUresult status = table().cuDeviceTotalMem(bytes, device);
+template <typename Size>
+CUresult within_limit(CUresult status, Size* bytes) noexcept {
   const std::uint64_t limit = holdings().limit();
-  if (status == CUDA_SUCCESS && limit != 0) *bytes = std::min<std::size_t>(*bytes, limit);
+  if (status == CUDA_SUCCESS && limit != 0) *bytes = static_cast<Size>(std::min<std::uint64_t>(*bytes, limit));
   return status;
+}
+
+CUresult total_memory(std::size_t* bytes, CUdevice device) noexcept {
+  return within_limit(table().cuDeviceTotalMem(bytes, device), bytes);
+}
+
+CUresult total_memory_v1(unsigned* bytes, CUdevice device) noexcept {
+  return within_limit(table().cuDeviceTotalMem_v1(bytes, device), bytes);
 }
 
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
@@ -480,7 +497,9 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuMemPoolTrimTo", address(&trim_pool)},
       TakenOver{"cuArrayDestroy", address(&destroy_array)},
       TakenOver{"cuMipmappedArrayDestroy", address(&destroy_mipmapped_array)},
+      TakenOver{"cuMemGetInfo", address(&get_info_v1)},
       TakenOver{"cuMemGetInfo_v2", address(&get_info)},
+      TakenOver{"cuDeviceTotalMem", address(&total_memory_v1)},
       TakenOver{"cuDeviceTotalMem_v2", address(&total_memory)},
       TakenOver{"cuArrayCreate_v2", address(&create_array)},
       TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},

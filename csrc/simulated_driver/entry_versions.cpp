@@ -1,9 +1,12 @@
-// Entry points: the launches of the old interface and of several devices, and the launches and captures of CUDA 13.1
-// and later. Also functions that no CUDA has (from version 15000 on), for tests with an unknown driver.
+// Entry points: sizes and launches of the old interface, launches of several devices, and the launches and captures of
+// CUDA 13.1 and later. Also functions that no CUDA has (from version 15000 on), for tests with an unknown driver.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include <algorithm>
 #include <array>
+#include <climits>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -15,6 +18,8 @@
 
 namespace cudasched::simulated_driver {
 namespace {
+
+unsigned in_32_bits(std::size_t bytes) { return static_cast<unsigned>(std::min<std::size_t>(bytes, UINT_MAX)); }
 
 // The settings of cuFuncSetBlockShape, cuParamSetSize and cuParamSetv for the function's next cuLaunch.
 struct OldLaunch {
@@ -64,6 +69,22 @@ CUresult fill_16(CUdeviceptr to, unsigned short value, std::size_t count, CUstre
 extern "C" {
 
 using namespace cudasched::simulated_driver;
+
+CUresult cuDeviceTotalMem(unsigned* bytes, CUdevice device) {
+  std::size_t all = 0;
+  const CUresult result = cuDeviceTotalMem_v2(&all, device);
+  if (result == CUDA_SUCCESS) *bytes = in_32_bits(all);
+  return result;
+}
+
+CUresult cuMemGetInfo(unsigned* free, unsigned* total) {
+  std::size_t left = 0;
+  std::size_t all = 0;
+  const CUresult result = cuMemGetInfo_v2(&left, &all);
+  if (result == CUDA_SUCCESS) *free = in_32_bits(left);
+  if (result == CUDA_SUCCESS) *total = in_32_bits(all);
+  return result;
+}
 
 CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z) {
   if (x <= 0 || y <= 0 || z <= 0) return CUDA_ERROR_INVALID_VALUE;

@@ -447,6 +447,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   void* host = nullptr;
   std::size_t size = 0;
   std::size_t other_size = 0;
+  unsigned small = 0;
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
   CUkernel kernel = nullptr;
@@ -474,6 +475,8 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuLibraryLoadData",
        with<decltype(cuLibraryLoadData)>(&library, &kImage[0], nullptr, nullptr, 0, nullptr, nullptr, 0)},
       {"cuLibraryGetKernel", with<decltype(cuLibraryGetKernel)>(&kernel, library, "work")},
+      {"cuMemGetInfo", with<CUresult(unsigned*, unsigned*)>(&small, &small)},
+      {"cuDeviceTotalMem", with<CUresult(unsigned*, CUdevice)>(&small, 0)},
       {"cuMemGetInfo_v2", with<decltype(cuMemGetInfo)>(&size, &other_size)},
       {"cuDeviceTotalMem_v2", with<decltype(cuDeviceTotalMem)>(&size, 0)},
       {"cuMemAlloc_v2", with<decltype(cuMemAlloc)>(&memory, 16)},

@@ -48,6 +48,7 @@ def limit(gib: float) -> None:
     torch.ones(1, device="cuda").add_(1)
     free, total = torch.cuda.mem_get_info()
     assert total == int(gib * GIB) and free <= total, (free, total)
+    assert torch.cuda.get_device_properties(0).total_memory == total
     kept = empty(gib / 2)
     try:
         empty(gib)
@@ -58,6 +59,13 @@ def limit(gib: float) -> None:
     again = empty(gib / 4)  # and it goes on
     assert torch.cuda.mem_get_info()[0] <= gib * GIB / 4
     del kept, again
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.5)  # of the limit, not of the GPU
+    try:
+        empty(gib * 0.6)
+    except torch.OutOfMemoryError:
+        return
+    raise AssertionError("no error beyond the fraction")
 
 
 def silent(gib: float) -> None:

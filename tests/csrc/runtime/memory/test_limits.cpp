@@ -180,6 +180,14 @@ TEST(MemoryDoor, UnderALimitTheGpuIsAsLargeAsThat) {
   std::size_t size = 0;
   ASSERT_EQ((call<decltype(cuDeviceTotalMem)>("cuDeviceTotalMem_v2", &size, CUdevice{0})), CUDA_SUCCESS);
   EXPECT_EQ(size, all_bytes);
+  unsigned free_of_v1 = 0;
+  unsigned all_of_v1 = 0;
+  ASSERT_EQ((call<CUresult(unsigned*, unsigned*)>("cuMemGetInfo", &free_of_v1, &all_of_v1)), CUDA_SUCCESS);
+  EXPECT_EQ(free_of_v1, free_bytes);
+  EXPECT_EQ(all_of_v1, all_bytes);
+  unsigned size_of_v1 = 0;
+  ASSERT_EQ((call<CUresult(unsigned*, CUdevice)>("cuDeviceTotalMem", &size_of_v1, CUdevice{0})), CUDA_SUCCESS);
+  EXPECT_EQ(size_of_v1, all_bytes);
   EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
 }
 
