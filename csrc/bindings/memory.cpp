@@ -13,6 +13,7 @@
 
 #include "base/log.hpp"
 #include "bindings/bindings.hpp"
+#include "cudasched/engine.h"
 #include "driver/driver.hpp"
 #include "memory/pool.hpp"
 
@@ -37,9 +38,30 @@ void load_driver() {
   (void)loaded;
 }
 
+void trim(void* pool) {
+  try {
+    static_cast<Pool*>(pool)->trim();
+  } catch (const std::exception& error) {  // closed, or a call of the driver failed: it gives nothing
+    log::debug(error.what());
+  }
+}
+
+int read(void* pool, cudasched_pool_sizes* sizes) {
+  const auto now = static_cast<Pool*>(pool)->look();
+  if (now) *sizes = {now->reserved, now->allocated, now->largest_free};
+  return now ? 1 : 0;
+}
+
+// The engine knows of it until its end.
 std::shared_ptr<Pool> make_pool(int device, std::uint64_t limit_bytes, std::uint64_t chunk_bytes) {
   load_driver();
-  return std::make_shared<Pool>(Pool::Options{device, limit_bytes, chunk_bytes});
+  auto made = std::make_unique<Pool>(Pool::Options{device, limit_bytes, chunk_bytes});
+  const cudasched_pool known{device, made.get(), &trim, &read};
+  cudasched_add_pool(&known);
+  return {made.release(), [](Pool* pool) {
+            cudasched_remove_pool(pool);
+            delete pool;
+          }};
 }
 
 // A device's pool for PyTorch. It is kept for good: PyTorch may free memory when the interpreter is gone.

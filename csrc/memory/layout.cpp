@@ -399,17 +399,18 @@ bool Layout::has_pending() const {
   });
 }
 
-Statistics Layout::statistics() {
-  settle();
+Statistics Layout::statistics() const {
   Statistics made = statistics_;
   made.moved -= std::min(made.moved, made.created);
   Bytes movable = 0;
   for (const Piece& piece : spare_) movable += piece.bytes;
-  for (const auto& [stream, of_stream] : streams_) {
-    for (const Part* const part : of_stream.free) {
-      made.largest_free = std::max(made.largest_free, part->bytes);
-      for_each_chunk(*part, 0, [&](Bytes, const Piece& piece) { movable += piece.bytes; });
-    }
+  const auto is_free = [](const Part& part) { return part.state == State::kFree || part.state == State::kKept; };
+  for (const Part* part = first_; part != nullptr; part = part->next) {
+    if (!is_free(*part)) continue;
+    Part all{.at = part->at, .bytes = part->bytes};
+    for (; part->next != nullptr && is_free(*part->next); part = part->next) all.bytes += part->next->bytes;
+    made.largest_free = std::max(made.largest_free, all.bytes);
+    for_each_chunk(all, 0, [&](Bytes, const Piece& piece) { movable += piece.bytes; });
   }
   made.largest_free = std::max(made.largest_free, movable);
   return made;

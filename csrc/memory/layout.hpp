@@ -99,7 +99,7 @@ class Layout {
   // Unmapped chunks of these sizes, one each, in their order.
   std::vector<Chunk> spares(const std::vector<Bytes>& sizes) const;
 
-  Statistics statistics();
+  Statistics statistics() const;
   bool has_pending() const;  // free memory that work may still use
   Bytes limit() const noexcept { return limit_; }
   Bytes page() const noexcept { return page_; }

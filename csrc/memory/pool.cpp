@@ -325,4 +325,10 @@ Statistics Pool::statistics() {
   return layout_.statistics();
 }
 
+std::optional<Statistics> Pool::look() noexcept {
+  const Lock held(mutex_, std::try_to_lock);
+  if (!held.owns_lock()) return std::nullopt;
+  return closed_ ? Statistics{} : layout_.statistics();
+}
+
 }  // namespace cudasched::memory

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -70,6 +71,8 @@ class Pool {
   bool is_closed();
 
   Statistics statistics();
+  // The same at once, for observers: nothing while another thread is at work on the pool; all zero once it is closed.
+  std::optional<Statistics> look() noexcept;
   int device() const noexcept { return options_.device; }
 
  private:

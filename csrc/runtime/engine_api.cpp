@@ -103,6 +103,9 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.memory_limit_bytes = memory.limit_bytes.load();
   client.memory_given_bytes = memory.given_bytes.load();
   client.memory_refusals = memory.refusals.load();
+  client.pool_reserved_bytes = memory.pool_reserved_bytes.load();
+  client.pool_allocated_bytes = memory.pool_allocated_bytes.load();
+  client.pool_largest_free_bytes = memory.pool_largest_free_bytes.load();
   client.process = table.counts(index).process();
   client.process_class = static_cast<std::int32_t>(slot.process_class.load());
   client.weight_milli = slot.weight_milli.load();
@@ -297,6 +300,19 @@ int cudasched_configure(const char* name, const char* value) {
 
 int cudasched_use_cache(cudasched_release_cache release, void* context) {
   return guarded([&] { cudasched::runtime::memory().use_cache(release, context); });
+}
+
+int cudasched_add_pool(const cudasched_pool* pool) {
+  return guarded([&] {
+    if (pool == nullptr || pool->trim == nullptr || pool->read == nullptr) {
+      throw cudasched::ConfigError("a pool has functions that trim and read it");
+    }
+    cudasched::runtime::memory().pools.add(*pool);
+  });
+}
+
+int cudasched_remove_pool(void* pool) {
+  return guarded([&] { cudasched::runtime::memory().pools.remove(pool); });
 }
 
 int cudasched_expect(double within_ms) {

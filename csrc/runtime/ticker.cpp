@@ -230,6 +230,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
   engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
   memory().start_givers();
+  memory().publish_pools(now);
   if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
     traced_ns_ = now;
     engine().for_each_device([](Device& device) { trace_counters(device); });

@@ -151,6 +151,26 @@ typedef void (*cudasched_release_cache)(int32_t device, void* context);
  * it (docs/pytorch.md). Null: they give nothing. `release` and `context` must stay for the rest of the process. */
 CUDASCHED_EXPORT int cudasched_use_cache(cudasched_release_cache release, void* context);
 
+/* A pool of a GPU's memory that the program keeps; sizes in bytes. */
+struct cudasched_pool_sizes {
+  uint64_t reserved;     /* of the GPU */
+  uint64_t allocated;    /* of these, in blocks that are in use */
+  uint64_t largest_free; /* the largest block that the rest can become */
+};
+struct cudasched_pool {
+  int32_t device;
+  void* pool; /* the argument of both functions, which threads of cudasched's own call */
+  /* Gives free memory back, where a cache is emptied, too. */
+  void (*trim)(void* pool);
+  /* Returns at once; 0: not now. */
+  int (*read)(void* pool, struct cudasched_pool_sizes* sizes);
+};
+
+/* From here on give-back trims the pool and `cudasched status` shows it, until it is removed. remove_pool returns when
+ * no thread is in a function of the pool, and does nothing where the pool is not known, as in a child after fork. */
+CUDASCHED_EXPORT int cudasched_add_pool(const struct cudasched_pool* pool);
+CUDASCHED_EXPORT int cudasched_remove_pool(void* pool);
+
 /* Counts the device's kernels with CUPTI from here on; needs the hook and no other profiler. `cupti_path` may be null:
  * a libcupti that is loaded, else the loader's search. flush: waits for the device's records. */
 CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
@@ -199,6 +219,9 @@ struct cudasched_client {
   uint64_t memory_limit_bytes;        /* of its process; 0: none */
   uint64_t memory_given_bytes;        /* given back to latency clients that asked, ever */
   uint64_t memory_refusals;           /* times that it was asked, and could not */
+  uint64_t pool_reserved_bytes;       /* of its process's pools together (cudasched_pool_sizes) */
+  uint64_t pool_allocated_bytes;
+  uint64_t pool_largest_free_bytes; /* of the pool that has the largest */
   int32_t process_class;              /* of launches of its process that no region and no stream decides */
   uint32_t weight_milli;              /* of its share among best-effort clients, in thousandths */
   uint32_t time_slice_us;             /* of its contexts on the GPU; 0: libcuda's own, 2048 */

@@ -145,6 +145,9 @@ class Client:
         memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
         memory_given_bytes: Memory given back to latency clients that asked for memory.
         memory_refusals: How often it was asked and could not, because it captured a graph.
+        pool_reserved_bytes: The GPU's memory that its process keeps in pools (`cudasched.memory`), of ``memory_bytes``.
+        pool_allocated_bytes: Of these, in blocks that are in use.
+        pool_largest_free_bytes: The largest block that the free memory of one pool can become.
         version: The client's version of cudasched.
         process_class: Class of the launches of its process that no region and no stream decides; a client that a
             process has in another class is of its regions, or from before its class was changed.
@@ -190,6 +193,9 @@ class Client:
     memory_limit_bytes: int | None
     memory_given_bytes: int
     memory_refusals: int
+    pool_reserved_bytes: int
+    pool_allocated_bytes: int
+    pool_largest_free_bytes: int
     version: str
     process_class: str = "normal"
     weight: float = 1.0
@@ -199,6 +205,12 @@ class Client:
     whole_graphs: Mapping[str, WholeGraphs] = field(default_factory=dict)
     kernels: Kernels = field(default_factory=Kernels)
     active_since_s: float | None = None
+
+    @property
+    def pool_fragmentation(self) -> float:
+        """The part of its pools' free memory that is beyond the largest block, 0 to 1."""
+        free = self.pool_reserved_bytes - self.pool_allocated_bytes
+        return 1 - self.pool_largest_free_bytes / free if free > 0 else 0.0
 
     @property
     def coverage(self) -> float | None:

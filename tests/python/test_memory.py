@@ -122,6 +122,32 @@ def test_status_shows_memory_by_client(stage: Stage, cudasched: Run) -> None:
     assert clients()[server.pid].memory_peak_bytes == 64 * MIB
 
 
+POOL = """
+from cudasched import memory
+pool = memory.Pool()
+"""
+
+
+def test_status_shows_pools_and_a_server_gets_their_free_memory(stage: Stage, cudasched: Run) -> None:
+    training = a_program(stage, "best_effort")
+    training.call(POOL)
+    kept = training.number(f"pool.allocate({64 * MIB})")
+    training.call(f"blocks = [pool.allocate(2 * {MIB}) for _ in range(300)]\nfor block in blocks: pool.free(block)")
+    eventually(lambda: clients()[training.pid].pool_reserved_bytes == 664 * MIB, "the pool is told")
+    seen = clients()[training.pid]
+    assert (seen.pool_allocated_bytes, seen.pool_largest_free_bytes) == (64 * MIB, 600 * MIB)
+    assert (seen.pool_fragmentation, seen.memory_bytes) == (0, 664 * MIB)
+    shown = " ".join(cudasched("status", env={**os.environ, "COLUMNS": "160"}).stdout.split())
+    assert "664 MiB in pools, of which 64 MiB are allocated; largest free block 600 MiB, fragmentation 0.00" in shown
+    eventually(lambda: gives(training), "it can be asked")
+    server = a_program(stage, "latency", **UNHURRIED)
+    assert server.number(f"allocate({800 * MIB})") > 0
+    eventually(lambda: clients()[training.pid].pool_reserved_bytes == 64 * MIB, "free memory went back")
+    assert clients()[training.pid].memory_given_bytes == 600 * MIB
+    training.call(f"pool.free({kept})\npool.close()")
+    eventually(lambda: clients()[training.pid].pool_reserved_bytes == 0, "the pool is closed")
+
+
 def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:
     code = (
         "from program import *\n"

@@ -7,6 +7,7 @@
 #include <bit>
 #include <exception>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ namespace {
 constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
 constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
 constexpr std::int64_t kCacheLookNs = 200 * kNsPerMs;
+constexpr std::int64_t kPoolLookNs = 200 * kNsPerMs;
 constexpr std::int64_t kDeadLookNs = 5 * kNsPerMs;  // between two looks for dead clients, while waiting
 
 constexpr std::uint64_t bit_of(int slot) noexcept { return std::uint64_t{1} << slot; }
@@ -146,6 +148,24 @@ void Memory::publish(Device& device) noexcept {
   }
 }
 
+void Memory::publish_pools(std::int64_t now) noexcept {
+  if (now - looked_pools_ns_ < kPoolLookNs) return;
+  looked_pools_ns_ = now;
+  engine().for_each_device([&](Device& device) {
+    if (device.table().lost()) return;
+    std::optional<cudasched_pool_sizes> sizes = pools.read(device.ordinal());
+    for (int i = 0; sizes && i < kClassCount; ++i) {
+      const int slot = device.slot(static_cast<Class>(i));
+      if (slot < 0) continue;
+      arbiter::SlotMemory& words = device.table().memory(slot);
+      words.pool_reserved_bytes.store(sizes->reserved, std::memory_order_relaxed);
+      words.pool_allocated_bytes.store(sizes->allocated, std::memory_order_relaxed);
+      words.pool_largest_free_bytes.store(sizes->largest_free, std::memory_order_relaxed);
+      *sizes = {};  // another client of the process shows none
+    }
+  });
+}
+
 bool Memory::may_say(std::atomic<std::int64_t>& said_ns) noexcept {
   const std::int64_t now = now_ns();
   std::int64_t said = said_ns.load(std::memory_order_relaxed);
@@ -210,9 +230,9 @@ void Memory::refresh_pools(int device) noexcept {
   auto* const get = driver::table().cuMemPoolGetAttribute;
   if (get == nullptr) return;
   try {
-    std::vector<Holdings::Pool> pools;
-    holdings.list_pools(device, pools);
-    for (const Holdings::Pool& each : pools) {
+    std::vector<Holdings::Pool> of_driver;
+    holdings.list_pools(device, of_driver);
+    for (const Holdings::Pool& each : of_driver) {
       cuuint64_t bytes = 0;
       if (get(reinterpret_cast<CUmemoryPool>(each.pool), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes) ==
           CUDA_SUCCESS) {
@@ -280,11 +300,11 @@ void Memory::look_for_cache(std::int64_t now) noexcept {
 
 bool Memory::can_give(const Device& device) noexcept {
   if (!device.registered(Class::kBestEffort) || device.registered(Class::kLatency)) return false;
-  if (release_.load(std::memory_order_acquire) != nullptr) return true;
+  if (release_.load(std::memory_order_acquire) != nullptr || pools.any(device.ordinal())) return true;
   try {
-    std::vector<Holdings::Pool> pools;
-    holdings.list_pools(device.ordinal(), pools);
-    return !pools.empty();
+    std::vector<Holdings::Pool> of_driver;
+    holdings.list_pools(device.ordinal(), of_driver);
+    return !of_driver.empty();
   } catch (const std::exception&) {
     return false;
   }
@@ -360,10 +380,11 @@ void Memory::empty_caches(const Device& device) noexcept {
       if (const cudasched_release_cache release = release_.load(std::memory_order_acquire); release != nullptr) {
         release(device.ordinal(), release_context_.load());
       }
+      pools.trim(device.ordinal());
       try {
-        std::vector<Holdings::Pool> pools;
-        holdings.list_pools(device.ordinal(), pools);
-        for (const Holdings::Pool& each : pools) {
+        std::vector<Holdings::Pool> of_driver;
+        holdings.list_pools(device.ordinal(), of_driver);
+        for (const Holdings::Pool& each : of_driver) {
           if (driver::table().cuMemPoolTrimTo != nullptr) {
             driver::table().cuMemPoolTrimTo(reinterpret_cast<CUmemoryPool>(each.pool), 0);
           }
@@ -391,6 +412,7 @@ void Memory::reset_in_child() noexcept {
   giving_.store(0);
   stopped_.store(false);
   new (&asking_) Asking;  // the parent's thread may hold the lock
+  new (&pools) Pools;     // and this one
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);

@@ -19,6 +19,7 @@
 #include "cudasched/engine.h"
 #include "runtime/memory/holdings.hpp"
 #include "runtime/memory/host_memory.hpp"
+#include "runtime/memory/pools.hpp"
 
 namespace cudasched::arbiter {
 struct SlotMemory;
@@ -32,6 +33,7 @@ struct Settings;
 class Memory {
  public:
   Holdings holdings;
+  Pools pools;
 
   // The limit and how long others are waited for. Throws ConfigError: the limit is below the bytes held.
   void configure(const Settings& settings);
@@ -45,6 +47,9 @@ class Memory {
   // Publishes the process's memory on a device, for others to read. Also the ticker's.
   void publish(int device) noexcept;
   void publish(Device& device) noexcept;
+
+  // Publishes the sizes of the program's pools. The ticker's alone.
+  void publish_pools(std::int64_t now_ns) noexcept;
 
   // The allocator's own cache, which a thread of the engine's empties when another process asks. Null: there is none.
   void use_cache(cudasched_release_cache release, void* context);
@@ -96,7 +101,8 @@ class Memory {
   std::atomic<int> giving_{0};  // threads that are at the tables, or empty a cache
   std::atomic<bool> stopped_{false};
   Asking asking_;
-  std::int64_t looked_ns_ = 0;  // for a cache; the ticker's
+  std::int64_t looked_ns_ = 0;        // for a cache; the ticker's
+  std::int64_t looked_pools_ns_ = 0;  // the ticker's, too
   bool decided_ = false;
   std::atomic<std::int64_t> said_failure_ns_{0};
   std::atomic<std::int64_t> said_limit_ns_{0};

@@ -193,6 +193,20 @@ def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
     return lines
 
 
+def _pools(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each process and GPU with pools of memory: how much is free, and how scattered that is."""
+    return [
+        _line(
+            f"{client.name} ({client.pid}): {_size(client.pool_reserved_bytes)} in pools, of which "
+            f"{_size(client.pool_allocated_bytes)} are allocated; largest free block "
+            f"{_size(client.pool_largest_free_bytes)}, fragmentation {client.pool_fragmentation:.2f}"
+        )
+        for device in devices
+        for client in device.clients
+        if client.pool_reserved_bytes
+    ]
+
+
 _LONG_GRAPH_MS = 0.2
 """A shorter graph delays no one by much: slices are about so long."""
 
@@ -271,6 +285,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
         parts.append(
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
+    parts += _pools(devices)
     parts += _time_slices(devices)
     parts += _kernels(devices)
     parts += _lost_class(devices)

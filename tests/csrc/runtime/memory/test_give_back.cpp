@@ -376,6 +376,47 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
   cudasched_use_cache(nullptr, nullptr);
 }
 
+// A pool that does not tell at once leaves the shown sizes as they are.
+TEST(MemoryPools, AreSummedAndTrimmedUntilTheyAreRemoved) {
+  struct Fake {
+    cudasched_pool_sizes sizes;
+    int trimmed = 0;
+    bool busy = false;
+  };
+  Fake first{.sizes = {10, 4, 6}};
+  Fake second{.sizes = {20, 19, 1}};
+  const auto described = [](int device, Fake& fake) {
+    return cudasched_pool{device, &fake, [](void* pool) { ++static_cast<Fake*>(pool)->trimmed; },
+                          [](void* pool, cudasched_pool_sizes* sizes) {
+                            *sizes = static_cast<Fake*>(pool)->sizes;
+                            return static_cast<Fake*>(pool)->busy ? 0 : 1;
+                          }};
+  };
+  runtime::Pools pools;
+  EXPECT_FALSE(pools.any(0));
+  for (Fake* const fake : {&first, &second}) pools.add(described(0, *fake));
+  EXPECT_THROW(pools.add(described(runtime::Holdings::kDevices, first)), ConfigError);
+  EXPECT_TRUE(pools.any(0));
+  EXPECT_FALSE(pools.any(1));
+  const auto read = pools.read(0);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->reserved, 30U);
+  EXPECT_EQ(read->allocated, 23U);
+  EXPECT_EQ(read->largest_free, 6U);
+  second.busy = true;
+  EXPECT_FALSE(pools.read(0).has_value());
+  pools.trim(1);
+  pools.trim(0);
+  pools.remove(&second);
+  pools.trim(0);
+  EXPECT_EQ(first.trimmed, 2);
+  EXPECT_EQ(second.trimmed, 1);
+  EXPECT_EQ(pools.read(0)->reserved, 10U);
+  pools.remove(&second);
+  pools.remove(&first);
+  EXPECT_FALSE(pools.any(0));
+}
+
 // Else every latency client would wait for its answers until its time is over. In a process of its own, where nothing
 // is scheduled afterwards.
 TEST_F(Gives, WhereSchedulingWasTurnedOffNothingIsGiven) {
