@@ -28,14 +28,13 @@ struct alignas(64) SlotMemory {
   std::atomic<std::uint64_t> pool_reserved_bytes;
   std::atomic<std::uint64_t> pool_allocated_bytes;
   std::atomic<std::uint64_t> pool_largest_free_bytes;
-  std::atomic<std::uint32_t> gives;        // 1: it has a cache or a pool, and a thread that can empty that
+  std::atomic<std::uint32_t> gives;  // 1: it has a cache or a pool, and a thread that can empty that
   std::uint32_t reserved;
 
   // The slot has a new owner.
   void clear() noexcept {
-    for (auto* const word :
-         {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes, &refusals,
-          &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes}) {
+    for (auto* const word : {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes,
+                             &refusals, &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes}) {
       word->store(0, std::memory_order_relaxed);
     }
     request_until_ns.store(0, std::memory_order_relaxed);

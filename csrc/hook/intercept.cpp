@@ -24,6 +24,7 @@
 #include "runtime/guarded.hpp"
 #include "runtime/last_error.hpp"
 #include "runtime/lifecycle.hpp"
+#include "runtime/memory/memory.hpp"
 #include "runtime/tracing.hpp"
 #include "symbol_names.h"
 
@@ -289,6 +290,7 @@ CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, C
 }
 
 CUresult primary_context_reset(CUdevice device) noexcept {
+  runtime::memory().pageable.drop();
   lifecycle().primary_context_ends(device);
   lifecycle().primary_context_ended(device);
   driver::registry().primary_context_ends(device);

@@ -4,8 +4,11 @@
 #include "hook/memory.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <string>
 
+#include "base/log.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
@@ -118,8 +121,20 @@ CUresult free_held(Handle handle, Free&& free) noexcept {
   return status;
 }
 
+runtime::Pageable& pageable() noexcept { return runtime::memory().pageable; }
+
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
-  return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAlloc(pointer, bytes); }), pointer, bytes);
+  const auto plain_or_pageable = [&] {
+    const std::optional<CUresult> status = pageable().allocate(pointer, bytes);
+    return status ? *status : table().cuMemAlloc(pointer, bytes);
+  };
+  const CUresult status = allocate_held(pointer, bytes, [&] {
+    const CUresult first = plain_or_pageable();
+    if (first != CUDA_ERROR_OUT_OF_MEMORY || !pageable().owes()) return first;
+    Offload::submit_everything();
+    return pageable().free_late() ? plain_or_pageable() : first;
+  });
+  return noted(status, pointer, bytes);
 }
 
 // The driver decides the rows' width: the requested width counts until they are there.
@@ -158,7 +173,7 @@ CUresult host_register(void* pointer, std::size_t bytes, unsigned flags) noexcep
 }
 
 CUresult free_memory(CUdeviceptr pointer) noexcept {
-  return free_held(pointer, [&] { return table().cuMemFree(pointer); });
+  return free_held(pointer, [&] { return pageable().free(pointer) ? CUDA_SUCCESS : table().cuMemFree(pointer); });
 }
 
 // ---- pools: the pool's memory from the device counts
@@ -411,6 +426,57 @@ CUresult total_memory_v1(unsigned* bytes, CUdevice device) noexcept {
   return within_limit(table().cuDeviceTotalMem_v1(bytes, device), bytes);
 }
 
+// The driver knows the chunks of pageable memory, and the program one allocation.
+CUresult get_address_range(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr pointer) noexcept {
+  const auto block = pageable().find(pointer);
+  if (!block) return table().cuMemGetAddressRange(begin, bytes, pointer);
+  if (begin != nullptr) *begin = block->begin;
+  if (bytes != nullptr) *bytes = block->bytes;
+  return CUDA_SUCCESS;
+}
+
+// True: answered.
+bool attribute_of(const runtime::Pageable::Block& block, CUpointer_attribute attribute, void* data) noexcept {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      std::memcpy(data, &block.begin, sizeof block.begin);
+      return true;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      std::memcpy(data, &block.bytes, sizeof block.bytes);
+      return true;
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      std::memcpy(data, &block.context, sizeof block.context);
+      return true;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:  // of its first chunk
+      return table().cuPointerGetAttribute(data, attribute, block.begin) == CUDA_SUCCESS;
+    default:
+      return false;
+  }
+}
+
+CUresult get_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) noexcept {
+  const auto block = pageable().find(pointer);
+  if (block && data != nullptr && attribute_of(*block, attribute, data)) return CUDA_SUCCESS;
+  return table().cuPointerGetAttribute(data, attribute, pointer);
+}
+
+CUresult get_attributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) noexcept {
+  const CUresult status = table().cuPointerGetAttributes(count, attributes, data, pointer);
+  const auto block = pageable().find(pointer);
+  for (unsigned i = 0; status == CUDA_SUCCESS && block && i < count; ++i) attribute_of(*block, attributes[i], data[i]);
+  return status;
+}
+
+// Memory for other processes is plain from here on.
+CUresult get_ipc(CUipcMemHandle* handle, CUdeviceptr pointer) noexcept {
+  pageable().stop();
+  if (pageable().find(pointer)) {
+    log::error(
+        "memory that was allocated with pageable = true cannot be given to other processes: set pageable = false");
+  }
+  return table().cuIpcGetMemHandle(handle, pointer);
+}
+
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {
   return noted(table().cuIpcOpenMemHandle(pointer, handle, flags), pointer, 1);
 }
@@ -472,7 +538,7 @@ CUresult library_unload(CUlibrary library) noexcept {
 }  // namespace
 
 CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept {
-  return free_held(address, [&] { return free(address, stream); });
+  return free_held(address, [&] { return pageable().free_later(address) ? CUDA_SUCCESS : free(address, stream); });
 }
 
 std::span<const TakenOver> memory_functions() noexcept {
@@ -504,6 +570,10 @@ std::span<const TakenOver> memory_functions() noexcept {
       TakenOver{"cuArrayCreate_v2", address(&create_array)},
       TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},
       TakenOver{"cuMipmappedArrayCreate", address(&create_mipmapped_array)},
+      TakenOver{"cuMemGetAddressRange_v2", address(&get_address_range)},
+      TakenOver{"cuPointerGetAttribute", address(&get_attribute)},
+      TakenOver{"cuPointerGetAttributes", address(&get_attributes)},
+      TakenOver{"cuIpcGetMemHandle", address(&get_ipc)},
       TakenOver{"cuIpcOpenMemHandle_v2", address(&open_ipc)},
       TakenOver{"cuModuleGetGlobal_v2", address(&module_get_global)},
       TakenOver{"cuLibraryGetGlobal", address(&library_get_global)},

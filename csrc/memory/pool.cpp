@@ -131,11 +131,19 @@ CUdeviceptr Pool::allocate(Bytes bytes, CUstream stream) {
   refuse_other_process();
   if (bytes == 0) throw PoolError("a block of 0 bytes cannot be allocated");
   const Here here(context_);
-  const Stream number = number_of(stream);
+  return allocate_for(bytes, number_of(stream));
+}
+
+CUdeviceptr Pool::allocate_idle(Bytes bytes) {
+  const Here here(context_);
+  return allocate_for(bytes, kIdle);
+}
+
+CUdeviceptr Pool::allocate_for(Bytes bytes, Stream stream) {
   Lock held = lock();
   if (bytes > range_ / 2) throw_out_of_memory(bytes, "the GPU's memory");
-  if (const auto at = layout_.allocate(bytes, number)) return base_ + *at;
-  return make_room(held, bytes, number);
+  if (const auto at = layout_.allocate(bytes, stream)) return base_ + *at;
+  return make_room(held, bytes, stream);
 }
 
 CUdeviceptr Pool::make_room(Lock& held, Bytes bytes, Stream stream) {
@@ -167,7 +175,16 @@ void Pool::free(CUdeviceptr address, CUstream stream) {
   Lock held = lock();
   if (number == kIdle) throw PoolError("a block cannot be freed on a stream that captures a graph: free it afterwards");
   record(stream, number);
-  const Layout::Freed freed = address < base_ ? Layout::Freed::kUnknown : layout_.free(address - base_, number);
+  free_from(address, number);
+}
+
+void Pool::free_idle(CUdeviceptr address) {
+  const Lock held = lock();
+  free_from(address, kIdle);
+}
+
+void Pool::free_from(CUdeviceptr address, Stream stream) {
+  const Layout::Freed freed = address < base_ ? Layout::Freed::kUnknown : layout_.free(address - base_, stream);
   if (freed == Layout::Freed::kDone) return;
   std::array<char, 24> shown{};
   std::snprintf(shown.data(), shown.size(), "0x%llx", static_cast<unsigned long long>(address));

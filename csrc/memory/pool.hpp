@@ -62,6 +62,9 @@ class Pool {
 
   CUdeviceptr allocate(Bytes bytes, CUstream stream);
   void free(CUdeviceptr address, CUstream stream);
+  // The same for memory that no work uses: before the block's first use, and after its last.
+  CUdeviceptr allocate_idle(Bytes bytes);
+  void free_idle(CUdeviceptr address);
 
   // Gives free chunks back until at most `keep` bytes are reserved, or none are free; waits for work that may use them.
   // Returns the bytes that went.
@@ -74,6 +77,7 @@ class Pool {
   // The same at once, for observers: nothing while another thread is at work on the pool; all zero once it is closed.
   std::optional<Statistics> look() noexcept;
   int device() const noexcept { return options_.device; }
+  CUcontext context() const noexcept { return context_; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -81,7 +85,9 @@ class Pool {
   Stream number_of(CUstream stream) const;
   void refuse_other_process() const;
   Lock lock();
+  CUdeviceptr allocate_for(Bytes bytes, Stream stream);
   CUdeviceptr make_room(Lock& held, Bytes bytes, Stream stream);
+  void free_from(CUdeviceptr address, Stream stream);
   void record(CUstream stream, Stream number);
   void poll();
   void wait(Lock& held);

@@ -424,6 +424,17 @@ CUresult cuMemsetD32Async_ptsz(CUdeviceptr to, unsigned value, size_t count, CUs
   return set(per_thread(stream), to, value, 4, count);
 }
 
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr pointer) {
+  return with_driver([&](Lock&) {
+    std::uintptr_t base = 0;
+    const Allocation* const allocation = find_allocation(pointer, 1, &base);
+    if (allocation == nullptr) return CUDA_ERROR_NOT_FOUND;
+    if (begin != nullptr) *begin = base;
+    if (bytes != nullptr) *bytes = allocation->bytes;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) {
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
@@ -456,6 +467,12 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
         return CUDA_ERROR_NOT_SUPPORTED;
     }
   });
+}
+
+// What a pointer does not have is left as it is.
+CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) {
+  for (unsigned i = 0; i < count; ++i) cuPointerGetAttribute(data[i], attributes[i], pointer);
+  return may_call();
 }
 
 }  // extern "C"

@@ -222,11 +222,11 @@ struct cudasched_client {
   uint64_t pool_reserved_bytes;       /* of its process's pools together (cudasched_pool_sizes) */
   uint64_t pool_allocated_bytes;
   uint64_t pool_largest_free_bytes; /* of the pool that has the largest */
-  int32_t process_class;              /* of launches of its process that no region and no stream decides */
-  uint32_t weight_milli;              /* of its share among best-effort clients, in thousandths */
-  uint32_t time_slice_us;             /* of its contexts on the GPU; 0: libcuda's own, 2048 */
-  uint32_t time_slice_state;          /* enum cudasched_time_slice_state */
-  char policy[16];                    /* "strict", ...; "own": the program's; "": not known */
+  int32_t process_class;            /* of launches of its process that no region and no stream decides */
+  uint32_t weight_milli;            /* of its share among best-effort clients, in thousandths */
+  uint32_t time_slice_us;           /* of its contexts on the GPU; 0: libcuda's own, 2048 */
+  uint32_t time_slice_state;        /* enum cudasched_time_slice_state */
+  char policy[16];                  /* "strict", ...; "own": the program's; "": not known */
   char name[64];
   char version[32];
 };

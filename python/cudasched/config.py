@@ -79,6 +79,7 @@ class Config:
     time_slice_us: int | Literal["auto", "off"] = "auto"
     job: str = "auto"
     memory_limit: int = 0
+    pageable: bool = False
     give_back_ms: float = 1000.0
     model: str = str(_MODELS)
     cache_dir: str | None = None

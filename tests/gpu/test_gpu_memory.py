@@ -55,6 +55,11 @@ def test_observed_bytes_are_pytorchs_at_every_step(allocator: str, start: Start)
     assert finish(process).splitlines()[-1] == "done"
 
 
+def test_pageable_memory_is_plain_memory_to_pytorch(start: Start) -> None:
+    process = start("memory.py", "pageable", client_class="best_effort", settings={"CUDASCHED_PAGEABLE": "on"})
+    assert finish(process).splitlines()[-1] == "done"
+
+
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 @pytest.mark.parametrize("what", ["keep", "silent"])
 @pytest.mark.usefixtures("most_of_the_memory")

@@ -110,6 +110,7 @@ void Memory::configure(const Settings& settings) {
                       " that this program holds on a GPU: free some first, or set it higher");
   }
   holdings.set_limit(settings.memory_limit);
+  pageable.configure(settings.pageable);
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
 
@@ -413,6 +414,7 @@ void Memory::reset_in_child() noexcept {
   stopped_.store(false);
   new (&asking_) Asking;  // the parent's thread may hold the lock
   new (&pools) Pools;     // and this one
+  pageable.reset_in_child();
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);

@@ -19,6 +19,7 @@
 #include "cudasched/engine.h"
 #include "runtime/memory/holdings.hpp"
 #include "runtime/memory/host_memory.hpp"
+#include "runtime/memory/pageable.hpp"
 #include "runtime/memory/pools.hpp"
 
 namespace cudasched::arbiter {
@@ -34,6 +35,7 @@ class Memory {
  public:
   Holdings holdings;
   Pools pools;
+  Pageable pageable;
 
   // The limit and how long others are waited for. Throws ConfigError: the limit is below the bytes held.
   void configure(const Settings& settings);

@@ -5,6 +5,7 @@ python memory.py keep GIB           # best effort: caches so much, then says `ke
 python memory.py silent GIB         # the same, in a program that says nothing of its cache
 python memory.py need GIB           # latency: allocates so much, and says in how many ms
 python memory.py accounts           # bytes at the driver's door against PyTorch's own
+python memory.py pageable           # best effort, pageable: large tensors in chunks, under PyTorch's own allocator
 python memory.py observed           # bytes by `cudasched.torch.memory()` against PyTorch's own, at every step
 """
 
@@ -109,6 +110,49 @@ def accounts(_: float) -> None:
         if _round % 5 == 0:
             torch.cuda.empty_cache()
         assert mine().memory_bytes - torch.cuda.memory_reserved() == before
+
+
+def pageable(_: float) -> None:
+    import ctypes
+
+    cuda = ctypes.CDLL("libcuda.so.1")
+    torch.ones(1, device="cuda").add_(1)
+    free = torch.cuda.mem_get_info()[0]
+    begun = time.perf_counter()
+    values = torch.arange(600 << 20, device="cuda", dtype=torch.int32)  # 2.4 GiB: 75 chunks and a half
+    torch.cuda.synchronize()
+    print(f"allocation_ms {(time.perf_counter() - begun) * 1e3:.1f}")
+    begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+    last = ctypes.c_uint64(values.data_ptr() + values.nbytes - 1)
+    assert cuda.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), last) == 0
+    assert (begin.value, size.value) == (values.data_ptr(), values.nbytes), (begin, size)
+    context, current = ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuPointerGetAttribute(ctypes.byref(context), 1, last) == 0  # CU_POINTER_ATTRIBUTE_CONTEXT
+    assert cuda.cuCtxGetCurrent(ctypes.byref(current)) == 0 and context.value == current.value, (context, current)
+    handle = ctypes.c_void_p()
+    assert cuda.cuMemRetainAllocationHandle(ctypes.byref(handle), last) == 0, "it is in chunks"
+    assert cuda.cuMemRelease(handle) == 0
+    copy = values.clone()
+    assert torch.equal(copy[1 << 20 :: 97].cpu(), torch.arange(1 << 20, 600 << 20, 97, dtype=torch.int32))
+    assert (values[:1024, None] + values[None, :1024]).sum().item() == 1024 * 1023 * 1024
+    copy.zero_()
+    for _ in range(20):
+        copy.add_(values)  # in flight at the free
+    begun = time.perf_counter()
+    del copy, values
+    torch.cuda.empty_cache()
+    print(f"free_ms {(time.perf_counter() - begun) * 1e3:.1f}")
+    assert torch.cuda.mem_get_info()[0] > free - GIB, "all went back"
+    weights = torch.randn(2048, 2048, device="cuda")
+    graph, made = torch.cuda.CUDAGraph(), weights @ weights
+    with torch.cuda.graph(graph):
+        replayed = weights @ weights
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(made, replayed)
+    with torch.cuda.device(0):
+        ipc = (ctypes.c_char * 64)()
+        assert cuda.cuIpcGetMemHandle(ipc, ctypes.c_uint64(weights.data_ptr())) != 0, "a handle of a chunk"
 
 
 def observed(_: float) -> None:
