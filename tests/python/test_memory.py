@@ -148,6 +148,38 @@ def test_status_shows_pools_and_a_server_gets_their_free_memory(stage: Stage, cu
     eventually(lambda: clients()[training.pid].pool_reserved_bytes == 0, "the pool is closed")
 
 
+RANGE = """
+def size_at(pointer):
+    begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+    gpu.call("cuMemGetAddressRange_v2", ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(pointer + 3))
+    return size.value if begin.value == pointer else -1
+
+def in_chunks():
+    return "cudasched-sim-memory" in open("/proc/self/maps").read()
+"""
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_pageable_memory_counts_as_any_and_is_plain_on_several_gpus(
+    stage: Stage, devices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", devices)
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_MEMORY_LIMIT="400MiB")
+    training.call(RANGE)
+    pointer = training.number(f"allocate({301 * MIB})")
+    assert training.number(f"size_at({pointer})") == 301 * MIB
+    assert training.number("int(in_chunks())") == (devices == "1")
+    eventually(lambda: clients()[training.pid].memory_bytes == 301 * MIB, "it is told as it was asked for")
+    assert training.number(f"allocate({100 * MIB})") == -OUT_OF_MEMORY
+    assert training.number(f"allocate({99 * MIB})") > 0
+    assert training.number("info()[0]") == 0
+    training.call(f"free({pointer})")
+    assert training.number("info()[0]") == 301 * MIB
+    child = "child = os.fork()\nif child == 0: os._exit(gpu._library.cuMemFree_v2(ctypes.c_uint64(1)) == 0)"
+    training.call(f"import os\n{child}")
+    assert training.number("os.waitpid(child, 0)[1]") == 0
+
+
 def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:
     code = (
         "from program import *\n"

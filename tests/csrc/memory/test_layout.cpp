@@ -196,6 +196,16 @@ TEST(PoolLayout, AnotherStreamWaitsForTheWorkBefore) {
   EXPECT_EQ(pool.layout.allocate(3 * kPage, 2), first);
 }
 
+TEST(PoolLayout, ObserversLeaveTheKeptBlocksToTheirStream) {
+  Driven pool(4 * kPage);
+  const Bytes first = *pool.allocate(kPage, 1);
+  const Bytes second = *pool.allocate(kPage, 1);
+  pool.free(first, 1);
+  pool.free(second, 1);
+  EXPECT_EQ(pool.layout.statistics().largest_free, 2 * kPage);
+  EXPECT_EQ(pool.layout.allocate(kPage, 1), second) << "the last one freed";
+}
+
 // Every second of a hundred blocks is freed, and one block of all that is free fits.
 TEST(PoolLayout, FreeMemoryIsOneBlockWhereverItLies) {
   Driven pool(100 * kPage);
