@@ -118,10 +118,20 @@ def pageable(_: float) -> None:
     cuda = ctypes.CDLL("libcuda.so.1")
     torch.ones(1, device="cuda").add_(1)
     free = torch.cuda.mem_get_info()[0]
-    begun = time.perf_counter()
-    values = torch.arange(600 << 20, device="cuda", dtype=torch.int32)  # 2.4 GiB: 75 chunks and a half
-    torch.cuda.synchronize()
-    print(f"allocation_ms {(time.perf_counter() - begun) * 1e3:.1f}")
+
+    def cost_us(mib: int) -> float:
+        """Of an allocation and its free, the median."""
+        times, pointer = [], ctypes.c_uint64()
+        for _ in range(21):
+            begun = time.perf_counter()
+            assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(mib << 20)) == 0
+            assert cuda.cuMemFree_v2(pointer) == 0
+            times.append(time.perf_counter() - begun)
+        return sorted(times)[10] * 1e6
+
+    sizes = (2, 20, 32, 256, 2048)
+    in_chunks = [cost_us(mib) for mib in sizes]
+    values = torch.arange(600 << 20, device="cuda", dtype=torch.int32)  # 75 chunks
     begin, size = ctypes.c_uint64(), ctypes.c_size_t()
     last = ctypes.c_uint64(values.data_ptr() + values.nbytes - 1)
     assert cuda.cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), last) == 0
@@ -138,10 +148,8 @@ def pageable(_: float) -> None:
     copy.zero_()
     for _ in range(20):
         copy.add_(values)  # in flight at the free
-    begun = time.perf_counter()
     del copy, values
     torch.cuda.empty_cache()
-    print(f"free_ms {(time.perf_counter() - begun) * 1e3:.1f}")
     assert torch.cuda.mem_get_info()[0] > free - GIB, "all went back"
     weights = torch.randn(2048, 2048, device="cuda")
     graph, made = torch.cuda.CUDAGraph(), weights @ weights
@@ -150,9 +158,10 @@ def pageable(_: float) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(made, replayed)
-    with torch.cuda.device(0):
-        ipc = (ctypes.c_char * 64)()
-        assert cuda.cuIpcGetMemHandle(ipc, ctypes.c_uint64(weights.data_ptr())) != 0, "a handle of a chunk"
+    ipc = (ctypes.c_char * 64)()
+    assert cuda.cuIpcGetMemHandle(ipc, ctypes.c_uint64(weights.data_ptr())) != 0, "a handle of a chunk"
+    for mib, ours, plain in zip(sizes, in_chunks, map(cost_us, sizes), strict=True):  # plain ones from here on
+        print(f"{mib} MiB, an allocation and its free: {ours:.0f} us in chunks, {plain:.0f} us plain")
 
 
 def observed(_: float) -> None:
