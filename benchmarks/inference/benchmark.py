@@ -167,6 +167,10 @@ LOAD = Benchmark(
         "late_gpu_share": (0.02, "less"),
         "priority_p99_ratio": (1.2, "less"),
     },
+    limits={
+        "late_gpu_share": "a batch may start at a bound that nine of ten batches keep",
+        "priority_p99_ratio": "one process: kernels of the others that run are not interrupted",
+    },
     settings={"seconds": (2.5, 0.1)},
     results="inference",
 )
