@@ -17,6 +17,11 @@ bool gains(const BatchView& view, std::size_t count, std::size_t other) noexcept
          static_cast<double>(other) * static_cast<double>(bound_ns(view, count));
 }
 
+// Do batches of `count`, one after another, serve the arrivals in one `part`th of the time?
+bool keeps_up(const BatchView& view, std::size_t count, std::int64_t part) noexcept {
+  return view.gap_ns / part >= bound_ns(view, count) / static_cast<std::int64_t>(count);
+}
+
 // Can other processes' requests wait for a batch of `count`, or not even for the smallest?
 bool fits(const BatchView& view, std::size_t count) noexcept {
   return view.slack_ns < bound_ns(view, 1) || bound_ns(view, count) <= view.slack_ns;
@@ -32,10 +37,10 @@ std::size_t fill(const BatchView& view, std::span<const std::int64_t> deadlines_
   if (view.policy != BatchPolicy::kDeadline) return most;
   std::size_t best = 1;
   std::int64_t earliest_ns = deadlines_ns[0];
-  for (std::size_t count = 2; count <= most; ++count) {
+  for (std::size_t count = 2; count <= most && fits(view, count); ++count) {
     earliest_ns = std::min(earliest_ns, deadlines_ns[count - 1]);
-    if (earliest_ns != kNeverNs && start_ns + bound_ns(view, count) > earliest_ns) break;
-    if (!fits(view, count)) break;
+    const bool in_time = earliest_ns == kNeverNs || start_ns + bound_ns(view, count) <= earliest_ns;
+    if (!in_time && keeps_up(view, best, 1)) break;
     if (!gains(view, best, count)) best = count;
   }
   return best;
@@ -75,19 +80,20 @@ BatchDecision next_batch(const BatchView& view) noexcept {
     return start;
   }
   const std::int64_t earliest_ns = earliest(view.deadlines_ns);
-  const auto latest_ns = [&](std::size_t size) {
-    return earliest_ns == kNeverNs ? kNeverNs : earliest_ns - bound_ns(view, size) - view.margin_ns;
+  const auto latest_ns = [&](std::size_t size, std::int64_t times) {
+    return earliest_ns == kNeverNs ? kNeverNs : earliest_ns - times * bound_ns(view, size) - view.margin_ns;
   };
   if (view.policy == BatchPolicy::kDelay) {
-    const std::int64_t look_ns = std::min(earliest(view.arrivals_ns) + view.delay_ns, latest_ns(count));
+    const std::int64_t look_ns = std::min(earliest(view.arrivals_ns) + view.delay_ns, latest_ns(count, 1));
     return look_ns > view.now_ns ? BatchDecision{0, look_ns} : start;
   }
-  if (earliest_ns == kNeverNs || view.gap_ns >= earliest_ns - view.now_ns) return start;
+  if (earliest_ns == kNeverNs || view.gap_ns >= earliest_ns - view.now_ns || keeps_up(view, count, kSpare))
+    return start;
   const std::int64_t quiet_ns =
       *std::max_element(view.arrivals_ns.begin(), view.arrivals_ns.end()) + kQuietGaps * view.gap_ns;
   for (std::size_t size = count + 1; size <= view.most; ++size) {
     const std::int64_t missing_ns = static_cast<std::int64_t>(size - count) * view.gap_ns;
-    const std::int64_t look_ns = std::min(quiet_ns, latest_ns(size) - missing_ns);
+    const std::int64_t look_ns = std::min(quiet_ns, latest_ns(size, kRoom) - missing_ns);
     if (look_ns <= view.now_ns || !fits(view, size)) break;
     if (gains(view, size, count)) return {0, look_ns};
   }

@@ -1,14 +1,16 @@
 // When the next batch of inference requests starts, and whether a request that arrives can meet its deadline.
 //
-// The latest start of a batch is the earliest deadline in it, less the bound of its size and a margin. A batch takes
-// the requests in the order in which they wait. The policy decides how many, and when:
+// The latest start of a batch is the earliest deadline in it, less a margin and the bound of its size; with `deadline`
+// kRoom times the bound, which one batch in ten exceeds. A batch takes the requests in the order in which they wait.
+// The policy decides how many, and when:
 //
-//   deadline  the number that gives the most requests per second, of those whose bound meets the earliest deadline.
-//             The batch starts when no larger batch can start in time, or when waiting gains nothing: a larger batch
-//             serves no more requests per second, the requests that it lacks are not expected before its latest start,
-//             or none has come for kQuietGaps times as long as usual. It grows no further than the slack of other
-//             processes' requests, unless that is too short for the smallest batch: programs that are late would
-//             otherwise run ever smaller batches.
+//   deadline  the number that gives the most requests per second, of those whose bound meets the earliest deadline,
+//             or of all where the largest of those does not keep up with the arrivals.
+//             The batch starts when no larger batch can start in time, or when waiting gains nothing: batches of its
+//             size keep up with the arrivals in half of the time, a larger batch serves no more requests per second,
+//             the requests that it lacks are not expected before its latest start, or none has come for kQuietGaps
+//             times as long as usual. It grows no further than the slack of other processes' requests, unless that
+//             is too short for the smallest batch: programs that are late would otherwise run ever smaller batches.
 //   eager     as many as wait, at once.
 //   delay     as many as wait, once the batch is full, or the first of them has waited for `delay_ns`, or at the latest
 //             start: max_queue_delay_microseconds of Triton Inference Server.
@@ -30,6 +32,8 @@ enum class BatchPolicy : std::uint8_t { kDeadline, kEager, kDelay, kAimd };
 inline constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
 
 inline constexpr std::int64_t kQuietGaps = 4;
+inline constexpr std::int64_t kSpare = 2;
+inline constexpr std::int64_t kRoom = 2;
 
 struct BatchView {
   BatchPolicy policy = BatchPolicy::kDeadline;

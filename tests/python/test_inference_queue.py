@@ -137,7 +137,7 @@ def test_no_request_waits_for_others_until_it_times_out() -> None:
 
 
 def test_a_larger_batch_is_waited_for_as_long_as_requests_come() -> None:
-    queue = Queue("deadline", known({1: 10, 2: 11}))
+    queue = Queue("deadline", known({1: 60, 2: 61}))
     queue.add(Request("", 1, 1_001), 1)
     assert len(queue.take(1)[0]) == 1  # nothing is known of arrivals
     queue.add(Request("", 101, 1_101), 101)

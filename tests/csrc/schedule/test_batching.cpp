@@ -74,15 +74,16 @@ TEST_F(BatchingTest, WaitsForALargerBatchThatCanStartInTime) {
   BatchView seen = view({20});
   seen.margin_ns = kMillisecond;
   EXPECT_EQ(next_batch(seen).take, 0U);
-  EXPECT_EQ(next_batch(seen).look_ns, (20 - 5 - 1 - 5) * kMillisecond);
-  seen.now_ns = 9 * kMillisecond - 1;
+  EXPECT_EQ(next_batch(seen).look_ns, (20 - kRoom * 5 - 1 - 5) * kMillisecond);
+  seen.now_ns = 4 * kMillisecond - 1;
   EXPECT_EQ(next_batch(seen).take, 0U);
-  seen.now_ns = 9 * kMillisecond;
+  seen.now_ns = 4 * kMillisecond;
   EXPECT_EQ(next_batch(seen).take, 1U);
 }
 
 TEST_F(BatchingTest, TheEarliestDeadlineDecidesWhereverItStands) {
-  EXPECT_EQ(next_batch(view({40, 20, 30})).look_ns, (20 - 6 - 5) * kMillisecond);
+  bounds_ = {9 * kMillisecond, 10 * kMillisecond, 11 * kMillisecond, 12 * kMillisecond};
+  EXPECT_EQ(next_batch(view({50, 30, 40})).look_ns, (30 - kRoom * 11 - 5) * kMillisecond);
 }
 
 TEST_F(BatchingTest, AFullBatchStarts) { EXPECT_EQ(next_batch(view(std::vector<std::int64_t>(9, 99))).take, 8U); }
@@ -90,6 +91,12 @@ TEST_F(BatchingTest, AFullBatchStarts) { EXPECT_EQ(next_batch(view(std::vector<s
 TEST_F(BatchingTest, TakesWhatIsInTime) {
   EXPECT_EQ(next_batch(view({9, 9, 9, 9, 9})).take, 4U);    // 8 would take 10 ms
   EXPECT_EQ(next_batch(view({9, 9, 99, 5, 99})).take, 3U);  // with the fourth, 4 would be late
+  BatchView seen = view({5, 5, 5, 5});
+  EXPECT_EQ(next_batch(seen).take, 2U);
+  seen.gap_ns = 5 * kMillisecond / 2 - 1;  // two each 5 ms fall behind
+  EXPECT_EQ(next_batch(seen).take, 3U);
+  seen.gap_ns = 2 * kMillisecond - 1;  // and so do three each 6 ms
+  EXPECT_EQ(next_batch(seen).take, 4U);
 }
 
 TEST_F(BatchingTest, TakesTheSizeThatServesMostPerSecond) {
@@ -107,7 +114,12 @@ TEST_F(BatchingTest, ALateRequestRunsRatherThanNever) { EXPECT_EQ(next_batch(vie
 TEST_F(BatchingTest, StartsWhereWaitingGainsNothing) {
   EXPECT_EQ(next_batch(view({kNeverNs, kNeverNs})).take, 2U);  // nothing says how long
   BatchView seen = view({20});
-  seen.gap_ns = 15 * kMillisecond - 1;  // the latest start of two is at 15 ms
+  seen.gap_ns = 8 * kMillisecond - 1;
+  EXPECT_EQ(next_batch(seen).take, 0U);
+  seen.gap_ns += 1;  // batches of one serve the arrivals in half of the time
+  EXPECT_EQ(next_batch(seen).take, 1U);
+  bounds_[0] = 6 * kMillisecond;
+  seen.gap_ns = 10 * kMillisecond - 1;  // the latest start of two is at 10 ms
   EXPECT_EQ(next_batch(seen).take, 0U);
   seen.gap_ns += 1;  // none is expected before that
   EXPECT_EQ(next_batch(seen).take, 1U);
@@ -128,7 +140,7 @@ TEST_F(BatchingTest, StartsWhereNoneHasComeForAWhile) {
 
 TEST_F(BatchingTest, ALargerSizeThatGainsIsWaitedForThroughOneThatDoesNot) {
   bounds_ = {4 * kMillisecond, 8 * kMillisecond, 9 * kMillisecond, 10 * kMillisecond};
-  EXPECT_EQ(next_batch(view({30})).look_ns, (30 - 9 - 2 * 5) * kMillisecond);
+  EXPECT_EQ(next_batch(view({30})).look_ns, (30 - kRoom * 9 - 2 * 5) * kMillisecond);
 }
 
 TEST_F(BatchingTest, EagerAndAimdTakeWhatWaitsUpToTheLimit) {
