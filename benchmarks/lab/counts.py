@@ -64,6 +64,7 @@ PLACES = {"benchmarks_lines_removed": "benchmarks", "tests_lines_removed": "test
 BENCHMARK = Benchmark(
     about="lines removed since the lab, and the time of a repeat of main",
     groups={"lines": removed, "main": gpu_minutes},
+    limits=dict.fromkeys(PLACES, "new benchmarks, and those that `main` replaces stay until it is measured whole"),
     goals={
         "benchmarks_lines_removed": (5000.0, "more"),
         "tests_lines_removed": (1200.0, "more"),
