@@ -12,8 +12,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,15 +158,11 @@ def _served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
     return in_time / offered, [each for load in loads.values() for each in load["latency_ms"]]
 
 
-@contextmanager
-def _server(arm: str, directory: Path) -> Iterator[Serving]:
+def _server(arm: str, directory: Path) -> AbstractContextManager[Serving]:
     environment = {"PYTHONPATH": str(ROOT)}
     if arm == OURS:
-        with cudasched(directory, _MODELS, environment) as server:
-            yield server
-    else:
-        with triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"}) as server:
-            yield server
+        return cudasched(directory, _MODELS, environment)
+    return triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"})
 
 
 def highest(in_time: Callable[[int], bool]) -> int:

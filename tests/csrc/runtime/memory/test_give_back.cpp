@@ -20,6 +20,7 @@
 #include "runtime/engine.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/memory/memory.hpp"
+#include "runtime/memory/memory_calls.hpp"
 #include "runtime/other_client.hpp"
 #include "schedule/give_back.hpp"
 
@@ -27,12 +28,13 @@ namespace cudasched {
 namespace {
 
 using namespace std::chrono_literals;
+using test::allocate;
 using test::eventually;
+using test::free_memory;
 using test::HookedDriver;
 using test::InRegion;
+using test::kMiB;
 using test::Program;
-
-constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 // A process with a slot, which does `act` with it until it is killed.
 class Neighbour {
@@ -119,13 +121,6 @@ class ScarceMemory {
   }
   ~ScarceMemory() { driver::driver_table.cuMemAlloc = real_allocate; }
 };
-
-CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
-  return HookedDriver::instance().function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&pointer, bytes);
-}
-CUresult free_memory(CUdeviceptr pointer) {
-  return HookedDriver::instance().function<CUresult(CUdeviceptr)>("cuMemFree_v2")(pointer);
-}
 
 CUresult allocate_in_a_latency_region(CUdeviceptr& pointer) {
   const InRegion region(CUDASCHED_LATENCY);

@@ -7,28 +7,20 @@
 
 #include "runtime/hooked_driver.hpp"
 #include "runtime/memory/memory.hpp"
+#include "runtime/memory/memory_calls.hpp"
 #include "runtime/other_client.hpp"
 
 namespace cudasched {
 namespace {
 
+using test::allocate;
+using test::call;
+using test::free_memory;
+using test::held;
 using test::HookedDriver;
 using test::InRegion;
+using test::kMiB;
 using test::Program;
-
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-template <typename Function, typename... Arguments>
-CUresult call(const char* name, Arguments... arguments) {
-  return HookedDriver::instance().function<Function>(name)(arguments...);
-}
-
-CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
-  return call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2", &pointer, bytes);
-}
-CUresult free_memory(CUdeviceptr pointer) { return call<CUresult(CUdeviceptr)>("cuMemFree_v2", pointer); }
-
-std::uint64_t held() { return runtime::memory().holdings.held(0); }
 
 class Limit {
  public:

@@ -18,27 +18,21 @@
 #include "hook/intercept.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/memory/memory.hpp"
+#include "runtime/memory/memory_calls.hpp"
 #include "runtime/other_client.hpp"
 
 namespace cudasched {
 namespace {
 
-using test::HookedDriver;
+using test::allocate;
+using test::call;
+using test::free_memory;
+using test::held;
 using test::InRegion;
+using test::kMiB;
 using test::OtherClient;
 using test::Program;
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-
-template <typename Function, typename... Arguments>
-CUresult call(const char* name, Arguments... arguments) {
-  return HookedDriver::instance().function<Function>(name)(arguments...);
-}
-
-CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
-  return call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2", &pointer, bytes);
-}
-CUresult free_memory(CUdeviceptr pointer) { return call<CUresult(CUdeviceptr)>("cuMemFree_v2", pointer); }
 bool is_ours(CUdeviceptr pointer) { return runtime::memory().pageable.find(pointer).has_value(); }
 
 // Each test is a process of its own, and a best-effort one.
@@ -50,7 +44,6 @@ class PageableTest : public ::testing::Test {
     Program::check(driver::table().cuMemGetInfo(&free, &all));
     return free;
   }
-  std::uint64_t held() { return runtime::memory().holdings.held(0); }
   struct Settings {
     Settings() {
       setenv("CUDASCHED_CLASS", "best_effort", 1);
