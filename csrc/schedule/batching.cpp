@@ -80,11 +80,10 @@ BatchDecision next_batch(const BatchView& view) noexcept {
     return start;
   }
   const std::int64_t earliest_ns = earliest(view.deadlines_ns);
-  const auto latest_ns = [&](std::size_t size, std::int64_t times) {
-    return earliest_ns == kNeverNs ? kNeverNs : earliest_ns - times * bound_ns(view, size) - view.margin_ns;
-  };
   if (view.policy == BatchPolicy::kDelay) {
-    const std::int64_t look_ns = std::min(earliest(view.arrivals_ns) + view.delay_ns, latest_ns(count, 1));
+    const std::int64_t latest_ns =
+        earliest_ns == kNeverNs ? kNeverNs : earliest_ns - bound_ns(view, count) - view.margin_ns;
+    const std::int64_t look_ns = std::min(earliest(view.arrivals_ns) + view.delay_ns, latest_ns);
     return look_ns > view.now_ns ? BatchDecision{0, look_ns} : start;
   }
   if (earliest_ns == kNeverNs || view.gap_ns >= earliest_ns - view.now_ns || keeps_up(view, count, kSpare))
@@ -93,7 +92,8 @@ BatchDecision next_batch(const BatchView& view) noexcept {
       *std::max_element(view.arrivals_ns.begin(), view.arrivals_ns.end()) + kQuietGaps * view.gap_ns;
   for (std::size_t size = count + 1; size <= view.most; ++size) {
     const std::int64_t missing_ns = static_cast<std::int64_t>(size - count) * view.gap_ns;
-    const std::int64_t look_ns = std::min(quiet_ns, latest_ns(size, kRoom) - missing_ns);
+    const std::int64_t latest_ns = earliest_ns - bound_ns(view, size) * 3 / 2 - view.margin_ns;
+    const std::int64_t look_ns = std::min(quiet_ns, latest_ns - missing_ns);
     if (look_ns <= view.now_ns || !fits(view, size)) break;
     if (gains(view, size, count)) return {0, look_ns};
   }

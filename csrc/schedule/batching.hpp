@@ -1,8 +1,8 @@
 // When the next batch of inference requests starts, and whether a request that arrives can meet its deadline.
 //
 // The latest start of a batch is the earliest deadline in it, less a margin and the bound of its size; with `deadline`
-// kRoom times the bound, which one batch in ten exceeds. A batch takes the requests in the order in which they wait.
-// The policy decides how many, and when:
+// half as much again as the bound, which one batch in ten exceeds. A batch takes the requests in the order in which
+// they wait. The policy decides how many, and when:
 //
 //   deadline  the number that gives the most requests per second, of those whose bound meets the earliest deadline,
 //             or of all where the largest of those does not keep up with the arrivals.
@@ -33,7 +33,6 @@ inline constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max(
 
 inline constexpr std::int64_t kQuietGaps = 4;
 inline constexpr std::int64_t kSpare = 2;
-inline constexpr std::int64_t kRoom = 2;
 
 struct BatchView {
   BatchPolicy policy = BatchPolicy::kDeadline;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -77,12 +78,14 @@ class Cuda:
         captured: The sizes, in their order.
         replayed: The same of replays.
         calls: How often the module ran.
+        seconds: How long a replay takes, by size.
     """
 
     def __init__(self) -> None:
         self.captured: list[int] = []
         self.replayed: list[int] = []
         self.calls = 0
+        self.seconds: dict[int, float] = {}
         self.capturing: Any = None
 
     def module(self, x: Any) -> Any:
@@ -102,6 +105,7 @@ class Cuda:
 
     def replay(self, graph: Any) -> None:
         self.replayed.append(len(graph.memory))
+        time.sleep(self.seconds.get(len(graph.memory), 0))
         graph.outputs.copy_(2 * graph.memory)
 
 
@@ -176,6 +180,7 @@ def test_the_time_of_a_size_is_known_by_its_graph_before_it_ran(cuda: Cuda, monk
             model.predict(4)
         times_ns[4] = 40_000_000
         times_ms = {size: model.predict(size) for size in model.sizes}
+    cuda.seconds = {4: 0.04}
     with Batcher(model, sizes=model.sizes, slo_ms=15, predict=times_ms.get, policy="eager") as batcher:
         assert set(cuda.replayed) == {4}  # the example, in the largest
         with pytest.raises(DeadlineError, match="it would end"):

@@ -21,6 +21,8 @@ NEVER_NS = 2**63 - 1
 """The deadline of a request that has none."""
 
 Action = Literal["reject", "delay"]
+_DOUBT_NS = 1_000_000_000
+"""Where no batch has run for so long, and a request would be refused, the times of batches are measured anew."""
 _numbers = itertools.count()
 
 
@@ -118,6 +120,7 @@ class Queue:
         self._limit = 1.0 if self._aimd else self._most
         self._busy_until_ns = 0
         self._gap_ns, self._last_ns = NEVER_NS, 0  # between arrivals, a running mean; the last of them
+        self._taken_ns = 0  # when the last batch was taken, or the first request came
         # The requests, with columns beside them for the decision.
         self._requests: list[Request] = []
         self._deadlines_ns = array("q")
@@ -144,6 +147,8 @@ class Queue:
         if self._last_ns:
             gap_ns = now_ns - self._last_ns
             self._gap_ns = gap_ns if self._gap_ns == NEVER_NS else self._gap_ns + (gap_ns - self._gap_ns) // 16
+        else:
+            self._taken_ns = now_ns
         self._last_ns = now_ns
         if alone_slack_ns is not None and not self._requests and not self._outside:
             bound_ns, deadline_ns = self.times.bounds_ns[0], request.deadline_ns
@@ -151,7 +156,7 @@ class Queue:
             columns = self._alone_deadline_ns, self._alone_arrival_ns, self.times.bounds_ns
             in_time = deadline_ns == NEVER_NS or now_ns + bound_ns + self._margin_ns <= deadline_ns
             if in_time and self._batching.next(now_ns, *columns, int(self._limit), self._gap_ns, alone_slack_ns)[0]:
-                self._busy_until_ns = now_ns + bound_ns
+                self._busy_until_ns, self._taken_ns = now_ns + bound_ns, now_ns
                 return True
         if len(self._requests) < self._max_queue and not self._outside:
             self._insert(request, now_ns)
@@ -174,7 +179,10 @@ class Queue:
                 self._place((-request.level, True)),
             )
             if end_ns + self._margin_ns > request.deadline_ns:
-                raise request.late(end_ns, "the request cannot meet its deadline")
+                idle = not self._requests and not self._busy_until_ns and now_ns - self._taken_ns >= _DOUBT_NS
+                if not idle or now_ns + self._margin_ns > request.deadline_ns:
+                    raise request.late(end_ns, "the request cannot meet its deadline")
+                self.times.forget()  # else no batch would correct a time that refuses every request
             if displaces:
                 raise request.late(end_ns, "the request would make another one late that was accepted before")
         self._requests.insert(place, request)
@@ -244,7 +252,7 @@ class Queue:
         batch = self._requests[:count]
         if batch:
             self._delete(0, count)
-            self._busy_until_ns = now_ns + self.times.bound_ns(count)
+            self._busy_until_ns, self._taken_ns = now_ns + self.times.bound_ns(count), now_ns
         return batch, refused, None
 
     def _let_in(self, now_ns: int) -> Refused:

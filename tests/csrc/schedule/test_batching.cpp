@@ -74,16 +74,16 @@ TEST_F(BatchingTest, WaitsForALargerBatchThatCanStartInTime) {
   BatchView seen = view({20});
   seen.margin_ns = kMillisecond;
   EXPECT_EQ(next_batch(seen).take, 0U);
-  EXPECT_EQ(next_batch(seen).look_ns, (20 - kRoom * 5 - 1 - 5) * kMillisecond);
-  seen.now_ns = 4 * kMillisecond - 1;
+  EXPECT_EQ(next_batch(seen).look_ns, (20 - 1 - 5) * kMillisecond - 5 * kMillisecond * 3 / 2);
+  seen.now_ns = 13 * kMillisecond / 2 - 1;
   EXPECT_EQ(next_batch(seen).take, 0U);
-  seen.now_ns = 4 * kMillisecond;
+  seen.now_ns += 1;
   EXPECT_EQ(next_batch(seen).take, 1U);
 }
 
 TEST_F(BatchingTest, TheEarliestDeadlineDecidesWhereverItStands) {
   bounds_ = {9 * kMillisecond, 10 * kMillisecond, 11 * kMillisecond, 12 * kMillisecond};
-  EXPECT_EQ(next_batch(view({50, 30, 40})).look_ns, (30 - kRoom * 11 - 5) * kMillisecond);
+  EXPECT_EQ(next_batch(view({50, 30, 40})).look_ns, (30 - 5) * kMillisecond - 11 * kMillisecond * 3 / 2);
 }
 
 TEST_F(BatchingTest, AFullBatchStarts) { EXPECT_EQ(next_batch(view(std::vector<std::int64_t>(9, 99))).take, 8U); }
@@ -118,8 +118,8 @@ TEST_F(BatchingTest, StartsWhereWaitingGainsNothing) {
   EXPECT_EQ(next_batch(seen).take, 0U);
   seen.gap_ns += 1;  // batches of one serve the arrivals in half of the time
   EXPECT_EQ(next_batch(seen).take, 1U);
-  bounds_[0] = 6 * kMillisecond;
-  seen.gap_ns = 10 * kMillisecond - 1;  // the latest start of two is at 10 ms
+  bounds_[0] = 7 * kMillisecond;
+  seen.gap_ns = 25 * kMillisecond / 2 - 1;  // the latest start of two is at 12.5 ms
   EXPECT_EQ(next_batch(seen).take, 0U);
   seen.gap_ns += 1;  // none is expected before that
   EXPECT_EQ(next_batch(seen).take, 1U);
@@ -140,7 +140,7 @@ TEST_F(BatchingTest, StartsWhereNoneHasComeForAWhile) {
 
 TEST_F(BatchingTest, ALargerSizeThatGainsIsWaitedForThroughOneThatDoesNot) {
   bounds_ = {4 * kMillisecond, 8 * kMillisecond, 9 * kMillisecond, 10 * kMillisecond};
-  EXPECT_EQ(next_batch(view({30})).look_ns, (30 - kRoom * 9 - 2 * 5) * kMillisecond);
+  EXPECT_EQ(next_batch(view({30})).look_ns, (30 - 2 * 5) * kMillisecond - 9 * kMillisecond * 3 / 2);
 }
 
 TEST_F(BatchingTest, EagerAndAimdTakeWhatWaitsUpToTheLimit) {
