@@ -65,6 +65,19 @@ class Trace {
     return made;
   }
 
+  // The same with the parts of the GPU that each launch takes.
+  Trace with_shares(const std::vector<double>& sms, const std::vector<double>& bandwidth) const {
+    if (sms.size() != launches_.size() || bandwidth.size() != launches_.size()) {
+      throw ConfigError("a trace has as many shares as launches");
+    }
+    Trace made = *this;
+    for (std::size_t i = 0; i < sms.size(); ++i) {
+      made.launches_[i].sms = sms[i];
+      made.launches_[i].bandwidth = bandwidth[i];
+    }
+    return made;
+  }
+
   const std::vector<TraceLaunch>& launches() const noexcept { return launches_; }
   std::vector<std::size_t> request_ends(std::int64_t gap_ns) const { return simulate::request_ends(recorded_, gap_ns); }
   std::int64_t gpu_ns() const noexcept {
@@ -173,6 +186,7 @@ void bind_simulate(py::module_& module) {
       .def_static("of_host", &Trace::of_host, py::arg("gap_ns"), py::arg("duration_ns"), py::arg("waits"))
       .def("__len__", [](const Trace& self) { return self.launches().size(); })
       .def_property_readonly("gpu_ns", &Trace::gpu_ns)
+      .def("with_shares", &Trace::with_shares, py::arg("sms"), py::arg("bandwidth"))
       .def("request_ends", &Trace::request_ends, py::arg("gap_ns"));
 
   py::class_<ReplayClient>(module, "ReplayClient")
@@ -208,6 +222,8 @@ void bind_simulate(py::module_& module) {
       .def_readwrite("turn_ns", &ReplaySettings::turn_ns)
       .def_readwrite("prediction_sigma", &ReplaySettings::prediction_sigma)
       .def_readwrite("switch_ns", &ReplaySettings::switch_ns)
+      .def_readwrite("cold_ns", &ReplaySettings::cold_ns)
+      .def_readwrite("slice_ns", &ReplaySettings::slice_ns)
       .def_readwrite("best_effort_slice_ns", &ReplaySettings::best_effort_slice_ns)
       .def_readwrite("end_ns", &ReplaySettings::end_ns)
       .def_readwrite("seed", &ReplaySettings::seed);

@@ -27,6 +27,7 @@ void check(const ReplaySettings& settings) {
                                          {"push time", settings.push_ns},
                                          {"kernel gap", settings.kernel_gap_ns},
                                          {"switch time", settings.switch_ns},
+                                         {"time of cold caches", settings.cold_ns},
                                          {"slice of best effort", settings.best_effort_slice_ns}}) {
     if (value < 0) refuse(name, "0 or more");
   }
@@ -55,6 +56,10 @@ void check(const ReplayClient& client) {
     return one.gap_ns < 0 || one.duration_ns < 0 || one.kernels < 1;
   });
   if (negative) refuse("a gap or duration is negative, or a graph has no kernel");
+  const bool shares = std::all_of(client.launches.begin(), client.launches.end(), [](const TraceLaunch& one) {
+    return one.sms > 0 && one.sms <= 1 && one.bandwidth >= 0 && one.bandwidth <= 1;
+  });
+  if (!shares) refuse("the part of the multiprocessors or of the bandwidth that a launch takes is not from 0 to 1");
   if (!latency && !client.arrivals_ns.empty()) refuse("best-effort clients have no arrivals");
   if (!std::is_sorted(client.arrivals_ns.begin(), client.arrivals_ns.end())) refuse("its arrivals are not in order");
   const bool negative_time = client.slo_ns < 0 || client.prepare_ns < 0 || client.expect_ns < 0 || client.joins_ns < 0;

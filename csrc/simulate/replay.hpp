@@ -8,13 +8,14 @@
 //              with offload it pushes into a ring of kRing launches, which a launcher feeds to the driver. A latency
 //              client serves requests that arrive at given times, first come first served: enters its region, launches,
 //              waits for the GPU, leaves. Its launches pass at once.
-//   GPU        one kernel at a time, in order within a client. Kernels never overlap, so a trace should hold the time
-//              that each kernel adds. In one process and under MPS every kernel runs to its end, and clients alternate
-//              kernel by kernel (latency work first, where `priorities` says so). The first kernel of a request that
+//   GPU        one kernel of a client at a time, in order, so a trace should hold the time that each kernel adds. In
+//              one process and under MPS every kernel runs to its end, and clients alternate kernel by kernel (latency
+//              work first, where `priorities` says so). A kernel that leaves multiprocessors to others overlaps with
+//              them, as far as the memory's bandwidth goes (`sms`, `bandwidth`). The first kernel of a request that
 //              follows best-effort work takes `switch_ns` longer, because the caches are cold. With time slicing,
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
-//              (kernels are then cut), and each change costs `switch_ns`. Slices are `slice_ns` long, or for best
-//              effort as long as it sets them itself.
+//              (kernels are then cut), and each change costs `switch_ns`, or to such a request `cold_ns` more. Slices
+//              are `slice_ns` long, or for best effort as long as it sets them itself.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
 //              Under `harvest` and `slack` the simulation learns a request's segments as a latency client does, with
 //              the same noise in the time of a timed launch. The gate's ledger counts the work in flight, and held
@@ -42,6 +43,8 @@ struct TraceLaunch {
   bool synchronised = false;      // the program waits for all its launches first
   int kernels = 1;                // of a graph: between them, other work may get the GPU
   std::int64_t predicted_ns = 0;  // predicted duration, before noise; 0: duration_ns
+  double sms = 1;                 // part of the multiprocessors that its blocks take, above 0
+  double bandwidth = 1;           // part of the memory's bandwidth that it uses alone
 };
 
 struct ReplayClient {
@@ -94,6 +97,7 @@ struct ReplaySettings : schedule::GateSettings {
   std::int64_t kernel_gap_ns = 1'300;
   std::int64_t reaction_ns = 3'000;  // from the gate's opening to the launch's submission
   std::int64_t switch_ns = 130'000;
+  std::int64_t cold_ns = 0;
   std::int64_t slice_ns = 2'000'000;
   std::int64_t best_effort_slice_ns = 0;  // that best-effort contexts set themselves; 0: as the others'
 
