@@ -17,6 +17,7 @@
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
+#include "runtime/memory/memory.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -45,8 +46,13 @@ PendingCollection& asked() noexcept {
   return state;
 }
 
-// The graphs that are launched whole: by reason how many, how long the longest is predicted to be, and its nodes.
-std::string whole_graphs() {
+// The most memory that was held on a GPU; the graphs that are launched whole: by reason how many, how long the longest is
+// predicted to be, and its nodes.
+std::string ending() {
+  std::uint64_t peak = 0;
+  for (int device = 0; device < Holdings::kDevices; ++device) {
+    peak = std::max(peak, memory().holdings.peak(device));
+  }
   const auto all = engine().slices().whole_ever();
   std::string members;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -55,11 +61,11 @@ std::string whole_graphs() {
                "\": [" + std::to_string(all[i].graphs) + ", " + std::to_string(all[i].longest_ns) + ", " +
                std::to_string(all[i].longest_nodes) + "]";
   }
-  return ", \"whole_graphs\": {" + members + "}";
+  return ", \"memory_peak\": " + std::to_string(peak) + ", \"whole_graphs\": {" + members + "}";
 }
 
 void start(telemetry::CollectOptions options) {
-  options.ending = &whole_graphs;
+  options.ending = &ending;
   telemetry::start_collecting(options);
   // Behind the handlers of the libcupti that is loaded by now, so that ours runs before them.
   static const bool at_exit = std::atexit([] { finish_collecting(); }) == 0;

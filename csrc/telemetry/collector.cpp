@@ -626,7 +626,9 @@ void Collector::write_meta() {
     const auto attribute = [device](CUdevice_attribute which) {
       return std::to_string(driver::device_attribute(device, which));
     };
-    text += std::string(i == 0 ? "" : ", ") + "{\"gpu\": " + json_text(driver::device_name(device)) +
+    std::size_t memory = 0;
+    if (driver.cuDeviceTotalMem == nullptr || driver.cuDeviceTotalMem(&memory, device) != CUDA_SUCCESS) memory = 0;
+    text += std::string(i == 0 ? "" : ", ") + "{\"memory\": " + std::to_string(memory) + ", \"gpu\": " + json_text(driver::device_name(device)) +
             ", \"compute_capability\": \"" + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
             attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) +
             "\", \"sm_count\": " + attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) +

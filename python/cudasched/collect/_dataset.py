@@ -159,6 +159,8 @@ def _metadata(summaries: Sequence[Summary]) -> dict[str, str]:
         "cudasched.command": json.dumps(command),
         "cudasched.processes": str(len(summaries)),
         "cudasched.cut_short": str(sum(not summary.end for summary in summaries)),
+        "cudasched.memory": str(gpu.get("memory", 0)),
+        "cudasched.memory_peak": str(sum(int(summary.end.get("memory_peak", 0)) for summary in summaries)),
         "cudasched.whole_graphs": json.dumps(_whole_graphs(summaries)),
         **{f"cudasched.{name}": str(value) for name, value in totals.items()},
     }
@@ -452,7 +454,7 @@ _MAY_BE_MISSING = (
     "overlapped",
     "waves",
 )  # training.compact keeps durations alone
-_NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed")
+_NUMBERS = ("sm_count", "max_threads_per_sm", "processes", "lost", "untimed", "memory", "memory_peak")
 
 
 def _wrong(table: pa.Table) -> str:
