@@ -265,6 +265,7 @@ class Trace:
     def of_host(gap_ns: list[int], duration_ns: list[int], waits: list[bool]) -> Trace: ...
     def __len__(self) -> int: ...
     gpu_ns: Final[int]
+    def with_shares(self, sms: list[float], bandwidth: list[float]) -> Trace: ...
     def request_ends(self, gap_ns: int) -> list[int]: ...
 
 class ReplayClient:
@@ -303,6 +304,8 @@ class ReplaySettings:
     turn_ns: int
     prediction_sigma: float
     switch_ns: int
+    cold_ns: int
+    slice_ns: int
     best_effort_slice_ns: int
     end_ns: int
     seed: int

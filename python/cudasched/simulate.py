@@ -37,6 +37,8 @@ from cudasched.demo.arrivals import schedule
 from cudasched.errors import ConfigError, Error
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from cudasched._core import ReplayClient, Snapshot
     from cudasched._core import Trace as CoreTrace
 
@@ -59,6 +61,7 @@ __all__ = [
     "policies",
     "read_trace",
     "request",
+    "trace_in",
     "trace_of",
 ]
 
@@ -69,7 +72,7 @@ ADAPTIVE = "auto"
 """A lead that is found on line."""
 
 _MS = 1e6
-_REQUEST_GAP_MS = 1.0
+REQUEST_GAP_MS = 1.0
 _PAUSE_S = 1.0
 _LIMITS: Mapping[str, tuple[float, float]] = {
     "rate_hz": (0.001, 100_000),
@@ -87,6 +90,10 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
 }
 """The range of each number: beyond it a simulation means nothing, or would not end."""
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
+_COLD_US = 60.0
+"""Of a request behind another process's work, beside the change of contexts."""
+_SLICE_US = 2048.0
+"""libcuda's."""
 _LOADS = (
     "bert_graph",
     "bert_eager",
@@ -193,7 +200,8 @@ class Arm:
             an H200 such priorities are hardly obeyed.
         linger_us: How long the gate stays closed after latency work, us; to a launch over 300 us twice as long.
         margin_us: The part of a request's slack that `slack` leaves unused, us; None: 0.2 ms and two context switches.
-        switch_us: The cost of a change from one process to the other, us; None: as measured on an H200.
+        switch_us: The cost of a change from one process to the other, us; None: as measured on an H200, and for a request
+            60 us more, because another process has filled the caches.
         time_slice_us: In two processes, the hardware's slice that best-effort contexts set themselves, us; None: none.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
         name: Of the arm; by default made of the policy and the lead.
@@ -460,9 +468,24 @@ def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: f
     from cudasched import collect
 
     file = Path(path)
+    return trace_in(collect.read(file), file, label=label, recording_us=recording_us)[0]
+
+
+def trace_in(table: pa.Table, file: Path, *, label: str = "", recording_us: float = 0.0) -> tuple[Trace, list[int]]:
+    """The trace in a recording, as `read_trace` chooses it, and the rows that it is made of, in order of submission.
+
+    Args:
+        table: Of `cudasched.collect.read`.
+        file: Where it comes from.
+        label: Only launches whose label begins with it.
+        recording_us: The program's cost of recording a launch, us.
+
+    Raises:
+        Error: As `read_trace`.
+    """
     kind = ["kind", "identity", "grid_x", "grid_y", "grid_z", "block_x", "graph"]
     columns = ["pid", "device", "launch", *kind, "submitted_ns", "start_ns", "duration_ns", "label"]
-    table = collect.read(file).select(columns)
+    table = table.select(columns)
     if table["submitted_ns"].null_count:
         raise Error(
             f"{file} does not say when its launches were submitted, so they cannot be replayed: it is a data set for "
@@ -496,7 +519,7 @@ def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: f
         requests=all(one == "graph" for one in taken["kind"]),
         recording_us=recording_us,
     )
-    return replace(trace, source=source)
+    return replace(trace, source=source), chosen[cut]
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -554,7 +577,7 @@ def latency(
         raise ConfigError(str(error)) from None
     ends = trace.ends if request_gap_ms is None else ()
     if not ends:
-        gap_ms = _REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
+        gap_ms = REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
         ends = tuple(trace.core.request_ends(round(gap_ms * _MS)))
     return Client(trace, "latency", priority, times, ends, slo_ms, prepare_ms, expect_ms, rate_hz, arrivals)
 
@@ -606,6 +629,8 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
     settings.priorities = arm.stream_priorities
     settings.linger_ns = _nanoseconds("linger_us", arm.linger_us)
     settings.switch_ns = _nanoseconds("switch_us", switch_us)
+    settings.cold_ns = _nanoseconds("switch_us", _COLD_US if arm.switch_us is None else 0)
+    settings.slice_ns = _nanoseconds("time_slice_us", _SLICE_US)
     settings.best_effort_slice_ns = _nanoseconds("time_slice_us", arm.time_slice_us or 0)
     margin_us = 200 + 2 * switch_us if arm.margin_us is None else arm.margin_us
     settings.margin_ns = _nanoseconds("margin_us", margin_us)

@@ -56,7 +56,7 @@ def _predict(table: pa.Table, model: Predicts | None) -> tuple[pa.Array | None, 
     return pa.array(durations, type=pa.float64(), from_pandas=True), ""  # from_pandas: NaN, a graph's, is null
 
 
-def _work(table: pa.Table) -> dict[str, pa.Array] | None:
+def work_of(table: pa.Table) -> dict[str, pa.Array] | None:
     """Bytes and operations of the rows' launches, null where they are not known; None without numpy."""
     import pyarrow as pa
 
@@ -253,7 +253,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
     profile.check(data)
     run = profile.metadata(data)
     predicted, note = _predict(data, model) if len(data) else (None, "")
-    groups = profile.groups(data, predicted, _work(data) if len(data) else None)
+    groups = profile.groups(data, predicted, work_of(data) if len(data) else None)
     times = [group.time_ns for group in groups if group.time_ns is not None]
     subjects = [_subject(group, run, sum(times)) for group in groups]
     kernels = [_kernel(subject) for subject in subjects]

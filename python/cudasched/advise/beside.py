@@ -1,0 +1,525 @@
+"""What a server and a best-effort program cost one another on one GPU, before they meet.
+
+::
+
+    from cudasched.advise import beside
+
+    found = beside.forecast(beside.read("serve.parquet"), beside.read("train.parquet"), rate_hz=60)
+    print(found.choice, found.modes[found.choice].p99_ratio, found.why)
+
+Each program is recorded alone by `cudasched collect`. The simulator (``csrc/simulate/replay.hpp``) runs both in each way
+to share the GPU. An interval has the two ends of what a recording does not tell of a kernel, and the error of the same
+forecast where it was measured: it held nine of ten of those (``benchmarks/results/foresight.json``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cudasched import simulate
+from cudasched.advise import profile
+from cudasched.advise.names import qualified_name
+from cudasched.advise.peaks import peaks_of
+from cudasched.errors import ConfigError, Error
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["MODES", "Forecast", "Interval", "Kernel", "Memory", "Mode", "ModeForecast", "Recording"]
+__all__ += ["forecast", "rank", "read"]
+
+REQUESTS = 1_000
+"""That a P99 is made of."""
+MOST_LAUNCHES = 400_000
+"""Of one simulation: a pair takes seconds."""
+CONTEXT_BYTES = 600 << 20
+"""That the driver takes for a context, beside the program's own (an H200)."""
+MEASURED_ON = ("H100", "H200")
+_SHOWN_KERNELS = 3
+_ALIKE = 0.02
+"""Best effort that differs by less does not choose a mode."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value, and the ends that hold nine of ten."""
+
+    low: float
+    value: float
+    high: float
+
+
+Errors = Mapping[str, tuple[float, float, float]]
+"""Measured over simulated, by figure: the ends of nine of ten cells, and between these the median."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to share the GPU.
+
+    Attributes:
+        title: For people.
+        arm: For the simulator.
+        settings: How to start the programs so.
+        errors: Of the simulations that were compared with measurements; a forecast is the simulated x the median.
+    """
+
+    title: str
+    arm: simulate.Arm
+    settings: str
+    errors: Errors
+
+
+MODES: Mapping[str, Mode] = {
+    "time_slices": Mode(
+        "time slices",
+        simulate.Arm("open", offload=False),
+        "both programs as they are",
+        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+    ),
+    "cudasched_slices": Mode(
+        "cudasched, time slices",
+        simulate.Arm("open", offload=False, time_slice_us=1.0),
+        "cudasched run --class best-effort -- PROGRAM; the server as it is",
+        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+    ),
+    "cudasched_mps": Mode(
+        "cudasched, MPS",
+        simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="mps"),
+        "cudasched run --mps --class latency -- SERVER; cudasched run --mps --class best-effort -- PROGRAM",
+        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+    ),
+    "cudasched_one_process": Mode(
+        "cudasched, one process",
+        simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="one_process"),
+        'one program under cudasched run; cudasched.region("latency") around requests, "best_effort" around steps',
+        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Launches of one function: ms of the longest, and the share of the program's GPU time."""
+
+    name: str
+    longest_ms: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded program.
+
+    Attributes:
+        path: The file.
+        gpu: Its GPU's name.
+        trace: Its launches, each with the most of the GPU that it may take.
+        least: The same with the least.
+        launches_per_s: In the recording.
+        idle: Share of the time in which the program left the GPU without work.
+        untold: Share of its GPU time in launches of which the recording does not tell the share of the GPU.
+        kernels: The longest functions.
+        longest_ms: The longest launch that is no graph.
+        request_hz: Requests a second in the recording; None where it has one or none.
+        requests: In the recording.
+        memory_bytes: The most that the program held; 0 if not known.
+        gpu_memory_bytes: Of the GPU; 0 if not known.
+        identity: Equal for two recordings of one process.
+    """
+
+    path: str
+    gpu: str
+    trace: simulate.Trace
+    least: simulate.Trace
+    launches_per_s: float
+    idle: float
+    untold: float
+    kernels: tuple[Kernel, ...]
+    longest_ms: float
+    request_hz: float | None
+    requests: int
+    memory_bytes: int
+    gpu_memory_bytes: int
+    identity: tuple[int, int, int]
+
+    @property
+    def name(self) -> str:
+        """Of the program."""
+        return self.trace.name
+
+
+@dataclass(frozen=True)
+class Memory:
+    """GPU memory, bytes; 0 is not known. `fits` is None where that is not known."""
+
+    server: int
+    program: int
+    gpu: int
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether both fit, each with a context of its own."""
+        if not (self.server and self.program and self.gpu):
+            return None
+        return self.server + self.program + 2 * CONTEXT_BYTES <= self.gpu
+
+
+@dataclass(frozen=True)
+class ModeForecast:
+    """One mode.
+
+    Attributes:
+        p50_ms: Of requests, from their arrival.
+        p99_ms: The same.
+        p50_ratio: Over the server alone.
+        p99_ratio: The same.
+        best_effort: The program's speed, of that alone x the time that requests leave.
+        settings: How to start the programs so.
+    """
+
+    p50_ms: Interval
+    p99_ms: Interval
+    p50_ratio: Interval
+    p99_ratio: Interval
+    best_effort: Interval
+    settings: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A server beside a program.
+
+    Attributes:
+        server: Its name.
+        program: Its name.
+        gpu: On which both were recorded.
+        rate_hz: Requests a second.
+        requests: That were simulated.
+        alone_p50_ms: Of the server alone, simulated.
+        alone_p99_ms: The same.
+        modes: By name, as in `MODES`.
+        choice: The mode to take.
+        memory: Of both.
+        why: Reasons, for people.
+        notes: Limits of this forecast.
+    """
+
+    server: str
+    program: str
+    gpu: str
+    rate_hz: float
+    requests: int
+    alone_p50_ms: float
+    alone_p99_ms: float
+    modes: Mapping[str, ModeForecast]
+    choice: str
+    memory: Memory
+    why: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def cost(self) -> float:
+        """P99 over alone for each part of its speed that the program keeps, in the chosen mode: less is better."""
+        chosen = self.modes[self.choice]
+        return chosen.p99_ratio.value / max(chosen.best_effort.value, 1e-6)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "cost": self.cost, "memory": {**asdict(self.memory), "fits": self.memory.fits}}
+
+
+# ---- recordings ----------------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str], *, label: str = "", request_gap_ms: float | None = None) -> Recording:
+    """Reads a recording of one program alone.
+
+    Args:
+        path: Of `cudasched collect`.
+        label: Only launches whose label begins with it.
+        request_gap_ms: As of `cudasched.simulate.latency`.
+
+    Raises:
+        Error: It cannot be read or replayed (`cudasched.simulate.read_trace`), has no launches, or times that cannot be.
+    """
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from cudasched import collect
+
+    file = Path(path)
+    table = collect.read(file)
+    if len(table) == 0:
+        raise Error(f"{file} has no launches: record the program while it works, with `cudasched collect`")
+    wrong = pc.sum(pc.less(table["duration_ns"], 0)).as_py() or pc.sum(pc.less(table["start_ns"], 0)).as_py()
+    if wrong:
+        raise Error(f"{file}: {wrong} launches have times below 0, so it was edited or is damaged: record it again")
+    trace, rows = simulate.trace_in(table, file, label=label)
+    taken = table.take(rows)
+    run = profile.metadata(table)
+    durations = np.nan_to_num(np.asarray(taken["duration_ns"].to_numpy(zero_copy_only=False), np.float64))
+    most, least, told = _shares(taken, run, durations)
+    submitted = np.asarray(taken["submitted_ns"])
+    gap_ns = round((simulate.REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms) * 1e6)
+    own_ends = trace.ends if request_gap_ms is None else ()
+    starts = submitted[[0, *(own_ends or trace.core.request_ends(gap_ns))[:-1]]]
+    span_ns = max(int(submitted[-1] - submitted[0]), int(trace.gpu_ms * 1e6), 1)
+    graphs = np.asarray(pc.equal(taken["kind"].cast("string"), "graph"))
+    metadata = table.schema.metadata or {}
+    return Recording(
+        path=str(file),
+        gpu=run.gpu,
+        trace=replace(trace, core=trace.core.with_shares(*most)),
+        least=replace(trace, core=trace.core.with_shares(*least)),
+        launches_per_s=len(rows) / span_ns * 1e9,
+        idle=max(0.0, 1 - trace.gpu_ms * 1e6 / span_ns),
+        untold=float(durations[~told].sum() / max(durations.sum(), 1)),
+        kernels=_longest(taken["function"].cast("string").to_pylist(), durations),
+        longest_ms=float(durations[~graphs].max(initial=0) / 1e6),
+        request_hz=(len(starts) - 1) / float(starts[-1] - starts[0]) * 1e9 if len(starts) > 1 else None,
+        requests=len(starts),
+        memory_bytes=int(metadata.get(b"cudasched.memory_peak", b"0")),
+        gpu_memory_bytes=int(metadata.get(b"cudasched.memory", b"0")),
+        identity=(taken["pid"][0].as_py(), int(submitted[0]), int(submitted[-1])),
+    )
+
+
+def _shares(taken: pa.Table, run: profile.Run, durations: Any) -> tuple[Any, Any, Any]:
+    """The most and the least (multiprocessors, bandwidth) of each launch, 0 to 1, and of which these are told.
+
+    Blocks may take whole multiprocessors or their places on these alone; a graph, half of the GPU or all.
+    """
+    import numpy as np
+
+    from cudasched.advise._face import work_of
+
+    def column(name: str) -> Any:
+        return np.asarray(taken[name].to_numpy(zero_copy_only=False), np.float64)
+
+    sms = max(run.sm_count, 1)
+    waves = np.nan_to_num(column("waves"))
+    blocks = column("grid_x") * column("grid_y") * column("grid_z")
+    told = (waves > 0) & (run.sm_count > 0)
+    fewest = 0.5 / sms
+    touched = np.where(told, np.clip(blocks / sms, fewest, 1), 1.0)
+    places = np.where(told, np.clip(waves, fewest, 1), 0.5)
+    peaks = peaks_of(run.gpu)
+    work = work_of(taken) if peaks else None
+    used = np.full(len(taken), np.nan)
+    if peaks and work:
+        moved = np.asarray(work["bytes"].to_numpy(zero_copy_only=False), np.float64)
+        used = np.clip(moved / np.maximum(durations, 1) * 1e9 / peaks.bytes_per_s, 0, 1)
+    most = touched.tolist(), np.nan_to_num(used, nan=1.0).tolist()
+    least = np.minimum(places, touched).tolist(), np.nan_to_num(used, nan=0.0).tolist()
+    return most, least, told
+
+
+def _longest(functions: Sequence[str], durations: Any) -> tuple[Kernel, ...]:
+    """The functions with the longest launches."""
+    longest: dict[str, float] = {}
+    total: dict[str, float] = {}
+    for function, duration in zip(functions, durations.tolist(), strict=True):
+        longest[function] = max(longest.get(function, 0.0), duration)
+        total[function] = total.get(function, 0.0) + duration
+    chosen = sorted(longest, key=longest.__getitem__, reverse=True)[:_SHOWN_KERNELS]
+    every = max(sum(total.values()), 1.0)
+    return tuple(Kernel(qualified_name(name), longest[name] / 1e6, total[name] / every) for name in chosen)
+
+
+# ---- forecasts -----------------------------------------------------------------------------------------------------
+
+
+def forecast(
+    server: Recording,
+    program: Recording,
+    *,
+    rate_hz: float | None = None,
+    arrivals: str = "poisson",
+    slo_ms: float | None = None,
+    request_gap_ms: float | None = None,
+    alone_ms: float | None = None,
+    seconds: float | None = None,
+    seed: int = 1,
+) -> Forecast:
+    """What both cost one another in each mode.
+
+    Args:
+        server: Recorded alone.
+        program: Recorded alone, on the same kind of GPU.
+        rate_hz: Requests a second; None: as in the recording.
+        arrivals: As of `cudasched.simulate.latency`.
+        slo_ms: Target for P99, ms from the arrival.
+        request_gap_ms: As of `read`.
+        alone_ms: P50 of a request alone, as its client sees it, ms: a recording has no host time before a request's
+            first launch and after its last. None: there is none.
+        seconds: To simulate; None: a thousand requests, or as long as some hundred thousand launches take.
+        seed: Of arrivals.
+
+    Raises:
+        ConfigError: A setting has no meaning, or the server does not keep up with its requests.
+        Error: The recordings are of different GPUs, or of one process.
+    """
+    if server.gpu != program.gpu:
+        raise Error(
+            f"{server.path} was recorded on {server.gpu or 'an unknown GPU'}, {program.path} on "
+            f"{program.gpu or 'an unknown GPU'}: record both on the GPU that they are to share"
+        )
+    if server.identity == program.identity:
+        raise Error(
+            f"{server.path} and {program.path} are recordings of one process: name one of the server and one of the "
+            "program beside it, each recorded alone"
+        )
+    if rate_hz is None:
+        if server.request_hz is None:
+            raise ConfigError(
+                f"{server.path} holds {server.requests} request: name the rate with --rate-hz, or with --request-gap-ms "
+                "how long the GPU has nothing to do between two"
+            )
+        rate_hz = server.request_hz
+    if seconds is None:
+        each = program.launches_per_s + rate_hz * server.trace.launches / server.requests
+        seconds = max(min(REQUESTS / rate_hz, MOST_LAUNCHES / each), 1.0)
+
+    def requests(trace: simulate.Trace, prepare_ms: float = 0.0) -> simulate.Client:
+        return simulate.latency(
+            trace,
+            rate_hz=rate_hz,
+            seconds=seconds,
+            arrivals=arrivals,
+            request_gap_ms=request_gap_ms,
+            prepare_ms=prepare_ms,
+            seed=seed,
+        )
+
+    prepare_ms = 0.0
+    if alone_ms is not None:
+        own = simulate.compare([requests(server.trace)], [simulate.Arm("open")], seconds=seconds)[0].latency_ms
+        prepare_ms = max(0.0, alone_ms - own.p50) if own else 0.0
+
+    def simulated(names: Sequence[str], asked: simulate.Trace, other: simulate.Trace) -> list[simulate.Row]:
+        clients = [requests(asked, prepare_ms), simulate.best_effort(other)]
+        return simulate.compare(clients, [MODES[name].arm for name in names], seconds=seconds, seed=seed)
+
+    names = list(MODES)
+    alone, _, *rows = simulated(names, server.trace, program.trace)
+    overlapping = [name for name in names if MODES[name].arm.sharing != "two_processes"]
+    _, _, *others = simulated(overlapping, server.least, program.least)
+    ends = {name: [row] for name, row in zip(names, rows, strict=True)}
+    for name, row in zip(overlapping, others, strict=True):
+        ends[name].append(row)
+    if alone.latency_ms is None or alone.unserved > max(2, alone.latency_ms.n // 10):
+        raise ConfigError(
+            f"{server.name} alone does not keep up with {rate_hz:g} requests a second: {alone.unserved} are not served "
+            "by the end; name a lower rate with --rate-hz"
+        )
+    never = simulate.Latency(*[seconds * 1e3] * 4, n=0)  # at least so long, where none is served by the end
+    modes = {name: _mode(MODES[name], ends[name], alone.latency_ms, never) for name in names}
+    choice = choose(modes, slo_ms)
+    return Forecast(
+        server=server.name,
+        program=program.name,
+        gpu=server.gpu,
+        rate_hz=rate_hz,
+        requests=alone.latency_ms.n,
+        alone_p50_ms=alone.latency_ms.p50,
+        alone_p99_ms=alone.latency_ms.p99,
+        modes=modes,
+        choice=choice,
+        memory=Memory(server.memory_bytes, program.memory_bytes, server.gpu_memory_bytes),
+        why=_why(program, modes, choice, slo_ms),
+        notes=_notes(server, program, alone.latency_ms.n),
+    )
+
+
+def _mode(
+    mode: Mode, ends: Sequence[simulate.Row], alone: simulate.Latency, never: simulate.Latency
+) -> ModeForecast:
+    def interval(what: str, values: Sequence[float]) -> Interval:
+        low, middle, high = mode.errors[what]
+        return Interval(min(values) * low, sum(values) / len(values) * middle, max(values) * high)
+
+    latencies = [row.latency_ms or never for row in ends]
+    p50, p99 = [each.p50 for each in latencies], [each.p99 for each in latencies]
+    return ModeForecast(
+        p50_ms=interval("p50", p50),
+        p99_ms=interval("p99", p99),
+        p50_ratio=interval("p50", [each / alone.p50 for each in p50]),
+        p99_ratio=interval("p99", [each / alone.p99 for each in p99]),
+        best_effort=interval("best_effort", [row.best_effort_ratio or 0.0 for row in ends]),
+        settings=mode.settings,
+    )
+
+
+def choose(modes: Mapping[str, ModeForecast], slo_ms: float | None = None) -> str:
+    """The mode in which the program keeps most, of those that meet the target.
+
+    Where none does, or there is no target: of those whose P99 may be as low as the lowest.
+    """
+    good = [name for name, mode in modes.items() if slo_ms is not None and mode.p99_ms.high <= slo_ms]
+    if not good:
+        lowest = min(modes.values(), key=lambda mode: mode.p99_ms.value)
+        good = [name for name, mode in modes.items() if mode.p99_ms.value <= lowest.p99_ms.high]
+    most = max(modes[name].best_effort.value for name in good)
+    near = [name for name in good if modes[name].best_effort.value >= most - _ALIKE]
+    return min(near, key=lambda name: modes[name].p99_ms.value)
+
+
+def _why(
+    program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo_ms: float | None
+) -> tuple[str, ...]:
+    longest = ", ".join(f"{one.name} {one.longest_ms:.3g} ms ({one.share:.0%})" for one in program.kernels)
+    said = [
+        f"the longest launches of {program.name}, and their function's share of its GPU time: {longest}",
+        f"{program.name} leaves the GPU idle for {program.idle:.0%} of its time",
+    ]
+    if MODES[choice].arm.sharing == "two_processes":
+        said.append(
+            "time slices interrupt its kernels: a request waits for a change of contexts, 0.13 ms"
+            if MODES[choice].arm.time_slice_us
+            else "a request waits for the program's time slice, up to 2 ms"
+        )
+    else:
+        said.append(
+            f"nothing interrupts kernels here: a request that comes unannounced may wait {program.longest_ms:.3g} ms"
+        )
+    if slo_ms is not None and modes[choice].p99_ms.high > slo_ms:
+        said.append(f"no mode is sure to have P99 within {slo_ms:g} ms")
+    return tuple(said)
+
+
+def _notes(server: Recording, program: Recording, requests: int) -> tuple[str, ...]:
+    notes = ["copies between host and GPU are not in a recording, nor in the forecast"]
+    if not any(name in server.gpu for name in MEASURED_ON):
+        notes.append(
+            f"the intervals are of measurements on {' and '.join(MEASURED_ON)}; on {server.gpu or 'this GPU'} nothing "
+            "was measured"
+        )
+    if requests < REQUESTS:
+        notes.append(f"P99 is of {requests} simulated requests, fewer than {REQUESTS}")
+    untold = max(server.untold, program.untold)
+    if untold > 0.05:
+        notes.append(
+            f"of up to {untold:.0%} of the GPU time (graphs) the recording does not tell how much of the GPU it takes: "
+            "intervals under MPS and in one process are wider"
+        )
+    return tuple(notes)
+
+
+def rank(server: Recording, programs: Sequence[Recording], **options: Any) -> list[Forecast]:
+    """Forecasts of a server beside each program, the best partner first (`Forecast.cost`).
+
+    Args:
+        server: Recorded alone.
+        programs: Likewise.
+        options: Of `forecast`.
+
+    Raises:
+        ConfigError, Error: As `forecast`.
+    """
+    found = [forecast(server, program, **options) for program in programs]
+    return sorted(found, key=lambda one: (one.memory.fits is False, one.cost))
