@@ -1,118 +1,201 @@
-"""`cudasched advise --beside` against what was measured.
+"""`cudasched advise --beside` against what is measured: pairs of `preempt`'s programs and servers.
 
-`foresight` records servers and programs of `preempt` alone, forecasts each pair in each mode, and measures it. The
-forecasts know nothing of the pairs. `foresight_committed` needs no GPU: it forecasts pairs of which results are
-committed and either recordings are (host_bound) or none is needed, because the program never leaves the GPU idle and
-is interrupted (preempt). A cell is within where forecast and measured ratio to alone differ by so much.
+Each program and server is recorded alone first, into the directory `recordings` beside the results; then each pair is
+measured in every mode, and compared with the forecast, which knows nothing of the pair. A cell is within where the
+forecast ratio to alone is off by so much of the measured one. Partners of a server are ranked in each mode by their cost
+(`Forecast.cost`), forecast and measured: Kendall's tau.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from cudasched import simulate
 from cudasched.advise import beside
+from cudasched.demo.harness import CUDASCHED, HarnessError
 
-from benchmarks.host_bound import replayed
+from benchmarks.colocation.cells import CellFile
+from benchmarks.lab.fleet import Fleet, Mode, Place
+from benchmarks.lab.programs import Runner, Scene, results, settings
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session
-from benchmarks.preempt.programs import LONG_KERNELS
-from benchmarks.results.schema import RESULTS, ColocationRow, load
+from benchmarks.lab.session import Found, judged
+from benchmarks.preempt.benchmark import PreemptFleet
+from benchmarks.preempt.programs import PROGRAMS
+from benchmarks.preempt.summary import arms_of
+from benchmarks.results.schema import ColocationRow, merge
+from benchmarks.tables import core_table
 
-#: How far a forecast may be from the measured.
-P99_WITHIN, BEST_EFFORT_WITHIN = 0.15, 0.08
-MODE_OF = {
-    "processes": "time_slices",
-    "slices": "cudasched_slices",
-    "cudasched_mps": "cudasched_mps",
-    "cudasched_mps_strict": "cudasched_mps",
-    "cudasched_one_process": "cudasched_one_process",
-    "cudasched_one_process_strict": "cudasched_one_process",
+#: Requests a second, other than those of the measurements that the forecasts are fitted to.
+SERVERS = {"bert_graph": 150.0, "vit_graph": 90.0, "resnet50_b4": 30.0}
+#: The arms that are compared, and the modes that they are.
+MODE_OF = {"processes": "time_slices", "slices": "cudasched_slices", "cudasched_mps": "cudasched_mps"}
+GOALS = {
+    "advisor_p99_within_15": (0.9, "more"),
+    "advisor_best_effort_within_8": (0.9, "more"),
+    "advisor_tau": (0.8, "more"),
+    "advisor_seconds": (10.0, "less"),
 }
+P99_WITHIN, BEST_EFFORT_WITHIN = 0.15, 0.08
+#: A steady part is what no pause of a second divides; a ranking wants so many partners.
+PAUSE_S, RECORDED_S, ENDS_S, PARTNERS = 1.5, 5.0, 60.0, 4
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Measured over forecast of one cell; None where it was not measured."""
+    """Measured over forecast of one cell, by figure, and the cost of both; what was not measured is left out."""
 
     server: str
     program: str
     mode: str
-    p50: float | None
-    p99: float | None
-    best_effort: float | None
-    cost: tuple[float, float] | None
+    ratios: dict[str, float]
+    costs: tuple[float, float] | None
 
 
 def compared(row: ColocationRow, mode: str, found: beside.Forecast) -> Compared:
     """A measured cell beside its forecast."""
     said = found.modes[mode]
-
-    def over(measured: float | None, forecast: float) -> float | None:
-        return measured / forecast if measured and forecast else None
-
-    kept = row.best_effort_ratio if row.latency_load in GRAPHS else row.best_effort_gpu_ratio
-    measured = row.p99_ratio / kept if row.p99_ratio and kept else None
-    return Compared(
-        found.server,
-        found.program,
-        mode,
-        over(row.p50_ratio, said.p50_ratio.value),
-        over(row.p99_ratio, said.p99_ratio.value),
-        over(kept, said.best_effort.value),
-        (measured, said.p99_ratio.value / said.best_effort.value) if measured and said.best_effort.value else None,
-    )
+    kept = row.best_effort_gpu_ratio or row.best_effort_ratio
+    measured = {"p50": row.p50_ratio, "p99": row.p99_ratio, "best_effort": kept}
+    forecast = {"p50": said.p50_ratio, "p99": said.p99_ratio, "best_effort": said.best_effort}
+    ratios = {name: value / forecast[name].value for name, value in measured.items() if value and forecast[name].value}
+    costs = row.p99_ratio / kept if row.p99_ratio and kept else None
+    own = said.p99_ratio.value / max(said.best_effort.value, 1e-6)
+    return Compared(row.latency_load, row.best_effort_load, mode, ratios, costs and (costs, own))
 
 
-def made_of(trace: simulate.Trace, gpu: str) -> beside.Recording:
-    """A recording of a trace that no file has: which part of the GPU its launches take is not told."""
-    launches = trace.launches
-    halves = trace.core.with_shares([0.5] * launches, [0.0] * launches)
-    least = simulate.Trace(trace.name, launches, trace.gpu_ms, trace.load, halves, trace.ends)
-    per_s = launches / trace.gpu_ms * 1e3
-    mark = hash((trace.name, launches))
-    return beside.Recording("", gpu, trace, least, per_s, 0.0, 1.0, (), 0.0, None, len(trace.ends), 0, 0, (mark, 0, 0))
+def share_within(cells: Iterable[Compared], figure: str, most: float) -> tuple[float, float, float, int] | None:
+    """The share of cells whose forecast is off by no more."""
+    off = [abs(1 / cell.ratios[figure] - 1) for cell in cells if figure in cell.ratios]
+    return (sum(each <= most for each in off) / len(off), 0.0, 1.0, len(off)) if off else None
 
 
-#: What is not on the GPU of a request of a graph, ms.
-HOST_MS = 0.1
-GRAPHS = ("bert_graph", "vit_graph")
+def tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's, of pairs of values; those that are equal count as neither."""
+    signs = [
+        (first[0] > second[0]) - (first[0] < second[0]) == (first[1] > second[1]) - (first[1] < second[1])
+        for first, second in itertools.combinations(pairs, 2)
+    ]
+    return 2 * sum(signs) / len(signs) - 1
 
 
-def graph(row: ColocationRow) -> beside.Recording:
-    """A server whose request is one graph, as long as it was alone in the same cell."""
-    assert row.alone_ms is not None
-    return made_of(simulate.request(row.alone_ms.p50 - HOST_MS, kernels=30, name=row.latency_load), "")
+def figures(cells: Sequence[Compared], seconds: Sequence[float]) -> Found:
+    """The figures that are promised, as far as cells were measured."""
+    ranked: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for cell in cells:
+        if cell.costs:
+            ranked.setdefault((cell.server, cell.mode), []).append(cell.costs)
+    taus = [tau(each) for each in ranked.values() if len(each) >= PARTNERS]
+    found = {
+        "advisor_p99_within_15": share_within(cells, "p99", P99_WITHIN),
+        "advisor_best_effort_within_8": share_within(cells, "best_effort", BEST_EFFORT_WITHIN),
+        "advisor_tau": (statistics.median(taus), min(taus), max(taus), len(taus)) if taus else None,
+        "advisor_seconds": (max(seconds), min(seconds), max(seconds), len(seconds)) if seconds else None,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
-def committed() -> Iterator[Compared]:
-    """All cells of which recordings and results are committed."""
-    recorded = replayed.read(RESULTS / "host_bound.requests.json.xz")
-    busy = simulate.host_trace([6_000] * 100, [1_000_000] * 100, [False] * 100, name="busy")
-    for name in ("preempt", "scheduler", "host_bound"):
-        for row in load(RESULTS / f"{name}.json").colocations:
-            mode = MODE_OF.get(row.arm)
-            if mode is None or row.alone_ms is None or (name == "preempt" and row.scene != "main"):
-                continue
-            if row.arrivals != "poisson" or row.other_latency or row.policy == "harvest":
-                continue
-            known = recorded["beside"].get(row.best_effort_load)
-            if name == "preempt" and row.best_effort_load in LONG_KERNELS:
-                program = made_of(busy, "")
-            elif name != "preempt" and known:
-                program = made_of(replayed.beside_trace(known, row.best_effort_load, row.best_effort_alone_per_s), "")
-            else:
-                continue
-            own = recorded["servers"].get(row.latency_load)
-            if row.latency_load in GRAPHS:
-                server = graph(row)
-            elif name == "host_bound" and own and not own["waits"]:
-                own = {**own, "request_ms": row.alone_ms.p50}
-                server = made_of(replayed.server_trace(own, row.latency_load), "")
-            else:
-                continue
-            found = beside.forecast(server, program, rate_hz=row.rate_hz, alone_ms=row.alone_ms.p50)
-            yield compared(row, mode, found)
+class ForesightFleet(PreemptFleet):
+    """The processes; one that is recorded writes into `recordings`."""
+
+    modes = {"plain": Mode(managed=False), "recorded": Mode(managed=False), "slices": Mode(), "mps": Mode(mps=True)}  # noqa: RUF012
+    recordings = Path()
+
+    def _command(self, place: Place) -> list[str]:
+        command = super()._command(place)
+        if place.mode != "recorded":
+            return command
+        timing = "events" if self.backend.name == "simulated" else "cupti"
+        output = str(self.recordings / f"{place.name}.parquet")
+        return [*CUDASCHED, "collect", "--quiet", "--timing", timing, "-o", output, "--", *command]
+
+
+class ForesightRunner(Runner):
+    """Records what is missing, then does the missing cells."""
+
+    known = PROGRAMS
+    arms = arms_of(("latency_alone", "best_effort_alone", *MODE_OF))
+    scenes = {  # noqa: RUF012
+        "held_out": Scene(
+            tuple(itertools.product(PROGRAMS, SERVERS)),
+            ("latency_alone", "best_effort_alone", *MODE_OF),
+            {**dict.fromkeys(("latency_alone", "best_effort_alone", "processes"), "plain"), "cudasched_mps": "mps"},
+            dict.fromkeys(("latency_alone", "processes", "slices"), "plain") | {"cudasched_mps": "mps"},
+            profiled=True,
+        )
+    }
+    fleet_type = ForesightFleet
+    named = True
+
+    def rate_hz(self, server: str) -> float:
+        """Requests a second of a server."""
+        return SERVERS[server]
+
+    def seconds(self, rates_hz: Sequence[float]) -> float:
+        """As long as a thousand requests take."""
+        return self.options.seconds or round(1060 / min(rates_hz, default=min(SERVERS.values())), 2)
+
+    def run(self) -> None:
+        """Records, and does what is missing; raises OutOfTimeError."""
+        self.fleet.recordings = recordings_of(self.session.out)
+        self.fleet.recordings.mkdir(exist_ok=True)
+        for program, servers in list(self.plan()):
+            places = [Place("program", program, "recorded"), *(Place("server", name, "recorded") for name in servers)]
+            for place in places:
+                if not (self.fleet.recordings / f"{place.name}.parquet").exists():
+                    self._record(place)
+        super().run()
+
+    def _record(self, place: Place) -> None:
+        self.session.need(RECORDED_S + ENDS_S)
+        self.session.say(f"recording {place.name}")
+        self.fleet.build(place)()
+        time.sleep(PAUSE_S)
+        seconds = min(RECORDED_S, 2 * self.options.seconds) if self.session.rehearsal else RECORDED_S
+        if place.role == "server":
+            self._served(self.cell("latency_alone", place.name, ""), [place], time.monotonic_ns(), seconds, False)
+        else:
+            self.fleet.ask(place, "start")
+            time.sleep(seconds)
+            self.fleet.ask(place, "pause")
+            self.fleet[place].tell("leave")
+        self.fleet.retire(place, grace_s=ENDS_S)
+        self.fleet.settle()
+
+
+def recordings_of(out: Path) -> Path:
+    """Where the recordings are; parts of one run share them."""
+    return out.parent / "recordings"
+
+
+def written(cells: CellFile, out: Path) -> None:
+    """Writes rows and figures of cells, and prints the figures."""
+    made = results(cells, ForesightRunner.arms)
+    known: dict[str, beside.Recording] = {}
+    found, seconds = [], []
+    for row in made.colocations:
+        mode = MODE_OF.get(row.arm)
+        files = {name: recordings_of(out) / f"{name}.parquet" for name in (row.latency_load, row.best_effort_load)}
+        if mode is None or row.alone_ms is None or not all(path.exists() for path in files.values()):
+            continue
+        began = time.monotonic()
+        server, program = (beside.read(path) for path in files.values())
+        said = beside.forecast(server, program, rate_hz=row.rate_hz, alone_ms=row.alone_ms.p50)
+        seconds.append(time.monotonic() - began)
+        found.append(compared(row, mode, said))
+    rows = judged(GOALS, figures(found, seconds), {})
+    if made.rows:
+        merge(out, made.meta, [*made.rows, *rows])
+    print(core_table(made.model_copy(update={"rows": rows})))
+
+
+BENCHMARK = Benchmark(
+    about="what `cudasched advise --beside` forecasts, beside what is measured",
+    groups=dict.fromkeys(PROGRAMS, ForesightRunner.measure),
+    whole=ForesightRunner.measure,
+    written=written,
+    settings=settings("held_out", (0.0, 2.0)),
+)

@@ -66,6 +66,8 @@ MODULES = {
     "regressions": "regressions.benchmark",
     "hardening": "hardening.benchmark",
     "advise": "advise.benchmark",
+    "foresight": "advise.foresight",
+    "foresight_committed": "advise.committed",
     "reach": "reach.benchmark",
     "lab": "lab.counts",
     "memory": "memory.benchmark",

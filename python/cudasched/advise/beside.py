@@ -79,25 +79,25 @@ MODES: Mapping[str, Mode] = {
         "time slices",
         simulate.Arm("open", offload=False),
         "both programs as they are",
-        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+        {"p50": (0.94, 1.02, 1.11), "p99": (0.86, 1.04, 1.26), "best_effort": (0.98, 1.01, 1.04)},
     ),
     "cudasched_slices": Mode(
         "cudasched, time slices",
         simulate.Arm("open", offload=False, time_slice_us=1.0),
         "cudasched run --class best-effort -- PROGRAM; the server as it is",
-        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+        {"p50": (0.96, 1.01, 1.17), "p99": (0.96, 1.10, 1.37), "best_effort": (0.77, 1.01, 1.03)},
     ),
     "cudasched_mps": Mode(
         "cudasched, MPS",
         simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="mps"),
         "cudasched run --mps --class latency -- SERVER; cudasched run --mps --class best-effort -- PROGRAM",
-        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+        {"p50": (0.96, 1.02, 1.36), "p99": (0.82, 1.05, 1.38), "best_effort": (0.79, 1.03, 1.11)},
     ),
     "cudasched_one_process": Mode(
         "cudasched, one process",
         simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="one_process"),
         'one program under cudasched run; cudasched.region("latency") around requests, "best_effort" around steps',
-        {"p50": (0.8, 1, 1.2), "p99": (0.8, 1, 1.2), "best_effort": (0.9, 1, 1.1)},
+        {"p50": (1.02, 1.15, 1.51), "p99": (0.88, 1.22, 1.64), "best_effort": (0.72, 1.00, 1.10)},
     ),
 }
 

@@ -1,4 +1,4 @@
-"""`cudasched advise`: record a program, or take a recording, and advise on its kernels."""
+"""`cudasched advise`: record a program, or take a recording, and advise on its kernels; or forecast how two share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cudasched._document import document
 from cudasched._output import Output
 from cudasched._scratch import Scratch
-from cudasched._table import terminal_columns
+from cudasched._table import Column, fitted, terminal_columns
+from cudasched._text import printable
 from cudasched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cudasched.advise.beside import Forecast, Interval, Memory
 
 __all__ = ["EXAMPLE", "command"]
 
 _FORMATS = (".html", ".json")
-EXAMPLE = "Examples: cudasched advise -- python train.py; cudasched advise --data data.parquet -o report.html"
+EXAMPLE = (
+    "Examples: cudasched advise -- python train.py; cudasched advise --data data.parquet -o report.html; "
+    "cudasched advise --beside serve.parquet train.parquet --rate-hz 60"
+)
 _TIMINGS = ("cupti", "events")
 
 
@@ -68,9 +75,91 @@ def _checked(output: Path | None) -> Output | None:
     return target
 
 
+def _within(interval: Interval, form: str = ".2f") -> str:
+    return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"
+
+
+def _show(found: Sequence[Forecast], ranked: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from cudasched.advise.beside import MODES
+
+    console = Console(width=terminal_columns())
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(printable(text), style=style))
+
+    if ranked:
+        chosen = [one.modes[one.choice] for one in found]
+        columns = [
+            Column("beside", [one.program for one in found], may_shorten=True),
+            Column("take", [MODES[one.choice].title for one in found], 3),
+            Column("P99 / alone", [_within(mode.p99_ratio) for mode in chosen], 5, is_number=True),
+            Column("best effort", [_within(mode.best_effort, ".0%") for mode in chosen], 5, is_number=True),
+            Column("cost", [f"{one.cost:.2f}" for one in found], 4, is_number=True),
+            Column("memory", [_memory(one.memory) for one in found], 1),
+        ]
+        line(f"partners of {found[0].server}, {found[0].rate_hz:g}/s on {found[0].gpu}, the best first")
+        console.print(fitted(columns, console.width))
+        return
+    for one in found:
+        line(
+            f"{one.server}, {one.rate_hz:g}/s, beside {one.program} on {one.gpu}; alone P50 {one.alone_p50_ms:.2f} ms, "
+            f"P99 {one.alone_p99_ms:.2f} ms"
+        )
+        rows = list(one.modes.values())
+        columns = [
+            Column("mode", [f"{MODES[name].title}{' *' * (name == one.choice)}" for name in one.modes]),
+            Column("P50 / alone", [_within(mode.p50_ratio) for mode in rows], 2, is_number=True),
+            Column("P99 / alone", [_within(mode.p99_ratio) for mode in rows], 4, is_number=True),
+            Column("P99 ms", [_within(mode.p99_ms) for mode in rows], 1, is_number=True),
+            Column("best effort", [_within(mode.best_effort, ".0%") for mode in rows], 3, is_number=True),
+        ]
+        console.print(fitted(columns, console.width))
+        line(f"* take {MODES[one.choice].title}: {one.modes[one.choice].settings}", "bold")
+        for reason in (*one.why, f"memory: {_memory(one.memory)}"):
+            line(f"- {reason}")
+        for note in one.notes:
+            line(note, "dim")
+
+
+def _memory(memory: Memory) -> str:
+    if memory.fits is None:
+        return "not known"
+    held, gpu = (memory.server + memory.program) / 2**30, memory.gpu / 2**30
+    return f"{'fits' if memory.fits else 'does not fit'}: {held:.1f} GiB of {gpu:.1f}"
+
+
+def _foresee(
+    server: Path, programs: Sequence[str], ranked: bool, json: bool, request_gap_ms: float | None, **options: Any
+) -> int:
+    """Forecasts of a server beside programs, each of a recording."""
+    from cudasched.advise import beside
+
+    option = "--rank" if ranked else "--beside"
+    # A shell's pattern of all recordings has the server's, too.
+    others = [Path(path) for path in programs if not (ranked and Path(path).resolve() == server.resolve())]
+    if not others:
+        raise ConfigError(f"{option} {server}: name the recording of a best-effort program behind it")
+    if not ranked and len(others) > 1:
+        raise ConfigError(f"--beside {server}: it takes one program's recording; --rank compares several")
+    asked = beside.read(server, request_gap_ms=request_gap_ms)
+    found = beside.rank(asked, [beside.read(path) for path in others], request_gap_ms=request_gap_ms, **options)
+    if json:
+        print(document("forecast", [one.as_dict() for one in found]))
+    else:
+        _show(found, ranked)
+    return 0
+
+
 def command(
     program: Annotated[
-        list[str] | None, typer.Argument(metavar="PROGRAM [ARGS]...", help="The program to record, after `--`.")
+        list[str] | None,
+        typer.Argument(
+            metavar="PROGRAM [ARGS]...",
+            help="The program to record, after `--`; with --beside or --rank, recordings of best-effort programs.",
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
@@ -84,8 +173,38 @@ def command(
     before: Annotated[
         Path | None, typer.Option(help="A report.json of an earlier run: also show which kernels' times changed.")
     ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="A server's recording: forecast it beside a program's, in each mode. No GPU.")
+    ] = None,
+    rank: Annotated[
+        Path | None, typer.Option(help="A server's recording: rank the programs of other recordings as its partners.")
+    ] = None,
+    rate_hz: Annotated[float | None, typer.Option(help="Requests a second; default: as recorded.")] = None,
+    arrivals: Annotated[str, typer.Option(help="poisson, periodic or bursts.")] = "poisson",
+    slo_ms: Annotated[float | None, typer.Option(help="Target for the server's P99, ms from the arrival.")] = None,
+    alone_ms: Annotated[
+        float | None, typer.Option(help="P50 of its requests alone, ms: what exceeds the GPU's time is the host's.")
+    ] = None,
+    request_gap_ms: Annotated[
+        float | None, typer.Option(help="A request ends where the GPU had nothing for so long, ms.")
+    ] = None,
 ) -> int:
-    """Advise on a program's kernels, with possible gains: occupancy, grids, blocks, spills, launches."""
+    """Advise on a program's kernels, with possible gains; or forecast what a server and a program cost one another."""
+    server = beside or rank
+    if server is not None:
+        if beside and rank or data or output or before:
+            raise ConfigError("--beside and --rank take recordings of a server and programs, and no other option's input")
+        return _foresee(
+            server,
+            program or [],
+            rank is not None,
+            json,
+            request_gap_ms,
+            rate_hz=rate_hz,
+            arrivals=arrivals,
+            slo_ms=slo_ms,
+            alone_ms=alone_ms,
+        )
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
     if timing not in _TIMINGS:

@@ -1,0 +1,142 @@
+"""`cudasched advise --beside` against results that are committed; needs no GPU.
+
+Forecasts use recordings of the same programs (host_bound), or none: a program that never leaves the GPU idle, and is
+interrupted, is any other (preempt). Of a server's graph the time alone is known. Errors of the advisor's modes
+(`cudasched.advise.beside.MODES`) are of all these cells. The figures are of each cell with the errors of the cells of
+other programs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cudasched import simulate
+from cudasched.advise import beside
+
+from benchmarks.advise.foresight import BEST_EFFORT_WITHIN, MODE_OF, P99_WITHIN, Compared, compared
+from benchmarks.host_bound import replayed
+from benchmarks.lab.run import Benchmark
+from benchmarks.lab.session import Found, Session
+from benchmarks.results.schema import RESULTS, ColocationRow, load
+
+ONE_PROCESS = "cudasched_one_process"
+MODES = MODE_OF | {ONE_PROCESS: ONE_PROCESS, f"{ONE_PROCESS}_strict": ONE_PROCESS, "cudasched_mps_strict": "cudasched_mps"}
+FIGURES = {"p50": P99_WITHIN, "p99": P99_WITHIN, "best_effort": BEST_EFFORT_WITHIN}
+GRAPHS = ("bert_graph", "vit_graph")
+#: What is not on the GPU of a request of a graph, ms.
+HOST_MS = 0.1
+
+
+def made_of(trace: simulate.Trace) -> beside.Recording:
+    """A recording of a trace that no file has: which part of the GPU its launches take is not told."""
+    count = trace.launches
+    halves = trace.core.with_shares([0.5] * count, [0.0] * count)
+    least = simulate.Trace(trace.name, count, trace.gpu_ms, trace.load, halves, trace.ends)
+    return beside.Recording(
+        path="",
+        gpu="",
+        trace=trace,
+        least=least,
+        launches_per_s=count / trace.gpu_ms * 1e3,
+        idle=0.0,
+        untold=1.0,
+        kernels=(),
+        longest_ms=0.0,
+        request_hz=None,
+        requests=max(len(trace.ends), 1),
+        memory_bytes=0,
+        gpu_memory_bytes=0,
+        identity=(hash(trace.name), 0, 0),
+    )
+
+
+def busy(name: str) -> beside.Recording:
+    """A program that never leaves the GPU idle."""
+    return made_of(simulate.host_trace([6_000] * 100, [1_000_000] * 100, [False] * 100, name=name))
+
+
+def programs_of(source: str, recorded: Mapping[str, Any], row: ColocationRow) -> beside.Recording | None:
+    """The program of a row; None where nothing is known of it."""
+    if source == "preempt":
+        return busy(row.best_effort_load)
+    known = recorded["beside"].get(row.best_effort_load)
+    if known is None:
+        return None
+    return made_of(replayed.beside_trace(known, row.best_effort_load, row.best_effort_alone_per_s))
+
+
+def server_of(source: str, recorded: Mapping[str, Any], row: ColocationRow) -> beside.Recording | None:
+    """The server of a row; None where nothing is known of it."""
+    assert row.alone_ms is not None
+    if row.latency_load in GRAPHS:
+        return made_of(simulate.request(row.alone_ms.p50 - HOST_MS, kernels=30, name=row.latency_load))
+    own = recorded["servers"].get(row.latency_load)
+    if source != "host_bound" or own is None or own["waits"]:  # a decoder's latencies are times between tokens
+        return None
+    return made_of(replayed.server_trace({**own, "request_ms": row.alone_ms.p50}, row.latency_load))
+
+
+def committed(*sources: str) -> Iterator[Compared]:
+    """All cells of results that a forecast can be made of."""
+    recorded = replayed.read(RESULTS / "host_bound.requests.json.xz")
+    for source in sources or ("preempt", "scheduler", "host_bound"):
+        made: dict[tuple[object, ...], beside.Forecast] = {}
+        for row in load(RESULTS / f"{source}.json").colocations:
+            mode = MODES.get(row.arm)
+            usual = row.arrivals == "poisson" and not row.other_latency and row.scene in ("", "main")
+            if mode is None or row.alone_ms is None or row.policy == "harvest" or not usual:
+                continue
+            server, program = server_of(source, recorded, row), programs_of(source, recorded, row)
+            if server is None or program is None:
+                continue
+            key = row.latency_load, row.best_effort_load, row.alone_ms.p50
+            if key not in made:
+                made[key] = beside.forecast(server, program, rate_hz=row.rate_hz, alone_ms=row.alone_ms.p50)
+            own = row if row.latency_load not in GRAPHS else row.model_copy(update={"best_effort_gpu_ratio": None})
+            yield compared(own, mode, made[key])
+
+
+def errors_of(cells: Sequence[Compared], mode: str) -> beside.Errors:
+    """Measured over simulated of a mode's cells: the ends of nine of ten, and the median."""
+    found = {}
+    for figure in FIGURES:
+        scale = beside.MODES[mode].errors[figure][1]
+        values = sorted(cell.ratios[figure] * scale for cell in cells if cell.mode == mode and figure in cell.ratios)
+        least, most = (values[round(share * (len(values) - 1))] for share in (0.05, 0.95))
+        found[figure] = (least, statistics.median(values), most)
+    return found
+
+
+def held_out() -> list[Compared]:
+    """Each cell with the errors of cells of other programs."""
+    cells = list(committed())
+    found = []
+    for cell in cells:
+        others = errors_of([one for one in cells if one.program != cell.program], cell.mode)
+        usual = beside.MODES[cell.mode].errors
+        ratios = {name: value * usual[name][1] / others[name][1] for name, value in cell.ratios.items()}
+        found.append(Compared(cell.server, cell.program, cell.mode, ratios, cell.costs))
+    return found
+
+
+def measure(session: Session) -> Found:
+    """The share of cells within the goals' reach, of each mode and figure."""
+    del session
+    cells = held_out()
+    found = {}
+    for mode in beside.MODES:
+        for figure, most in FIGURES.items():
+            off = [abs(1 / one.ratios[figure] - 1) for one in cells if one.mode == mode and figure in one.ratios]
+            found[f"{mode}_{figure}"] = (sum(each <= most for each in off) / len(off), min(off), max(off), len(off))
+    return found
+
+
+BENCHMARK = Benchmark(
+    about="what `cudasched advise --beside` forecasts, beside results that are committed",
+    groups={"forecasts": measure},
+    goals={f"{mode}_{figure}": (0.9, "more") for mode in beside.MODES for figure in FIGURES},
+    gpu=False,
+    torch=False,
+)
