@@ -22,7 +22,11 @@ from benchmarks.lab.session import Found, Session
 from benchmarks.results.schema import RESULTS, ColocationRow, load
 
 ONE_PROCESS = "cudasched_one_process"
-MODES = MODE_OF | {ONE_PROCESS: ONE_PROCESS, f"{ONE_PROCESS}_strict": ONE_PROCESS, "cudasched_mps_strict": "cudasched_mps"}
+MODES = MODE_OF | {
+    ONE_PROCESS: ONE_PROCESS,
+    f"{ONE_PROCESS}_strict": ONE_PROCESS,
+    "cudasched_mps_strict": "cudasched_mps",
+}
 FIGURES = {"p50": P99_WITHIN, "p99": P99_WITHIN, "best_effort": BEST_EFFORT_WITHIN}
 GRAPHS = ("bert_graph", "vit_graph")
 #: What is not on the GPU of a request of a graph, ms.

@@ -1,9 +1,9 @@
 """`cudasched advise --beside` against what is measured: pairs of `preempt`'s programs and servers.
 
 Each program and server is recorded alone first, into the directory `recordings` beside the results; then each pair is
-measured in every mode, and compared with the forecast, which knows nothing of the pair. A cell is within where the
-forecast ratio to alone is off by so much of the measured one. Partners of a server are ranked in each mode by their cost
-(`Forecast.cost`), forecast and measured: Kendall's tau.
+measured in each mode but one process, and compared with the forecast, which knows nothing of the pair. A cell is within
+where the forecast ratio to alone is off by so much of the measured one. Kendall's tau is of the partners of a server in
+one mode, by their cost, forecast and measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.advise import beside
-from cudasched.demo.harness import CUDASCHED, HarnessError
+from cudasched.demo.harness import CUDASCHED
 
 from benchmarks.colocation.cells import CellFile
-from benchmarks.lab.fleet import Fleet, Mode, Place
+from benchmarks.lab.fleet import Mode, Place
 from benchmarks.lab.programs import Runner, Scene, results, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, judged
@@ -63,8 +63,7 @@ def compared(row: ColocationRow, mode: str, found: beside.Forecast) -> Compared:
     forecast = {"p50": said.p50_ratio, "p99": said.p99_ratio, "best_effort": said.best_effort}
     ratios = {name: value / forecast[name].value for name, value in measured.items() if value and forecast[name].value}
     costs = row.p99_ratio / kept if row.p99_ratio and kept else None
-    own = said.p99_ratio.value / max(said.best_effort.value, 1e-6)
-    return Compared(row.latency_load, row.best_effort_load, mode, ratios, costs and (costs, own))
+    return Compared(row.latency_load, row.best_effort_load, mode, ratios, (costs, said.cost) if costs else None)
 
 
 def share_within(cells: Iterable[Compared], figure: str, most: float) -> tuple[float, float, float, int] | None:
@@ -174,7 +173,6 @@ def recordings_of(out: Path) -> Path:
 def written(cells: CellFile, out: Path) -> None:
     """Writes rows and figures of cells, and prints the figures."""
     made = results(cells, ForesightRunner.arms)
-    known: dict[str, beside.Recording] = {}
     found, seconds = [], []
     for row in made.colocations:
         mode = MODE_OF.get(row.arm)

@@ -46,8 +46,8 @@ PendingCollection& asked() noexcept {
   return state;
 }
 
-// The most memory that was held on a GPU; the graphs that are launched whole: by reason how many, how long the longest is
-// predicted to be, and its nodes.
+// The most memory that was held on a GPU; the graphs that are launched whole: by reason how many, how long the longest
+// is predicted to be, and its nodes.
 std::string ending() {
   std::uint64_t peak = 0;
   for (int device = 0; device < Holdings::kDevices; ++device) {

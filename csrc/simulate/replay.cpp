@@ -692,7 +692,8 @@ void Replay::share() {
   for (Running& one : running_) {
     if (wanted > 1) one.rate /= wanted;
     const auto left_ns = static_cast<double>(at(one.slot).jobs.front().kernel_left_ns);
-    next_ns = std::min(next_ns, std::max(one.since_ns, now_ns_) + static_cast<std::int64_t>(std::ceil(left_ns / one.rate)));
+    next_ns =
+        std::min(next_ns, std::max(one.since_ns, now_ns_) + static_cast<std::int64_t>(std::ceil(left_ns / one.rate)));
   }
   ++run_generation_;
   if (running_.empty()) return;

@@ -628,8 +628,9 @@ void Collector::write_meta() {
     };
     std::size_t memory = 0;
     if (driver.cuDeviceTotalMem == nullptr || driver.cuDeviceTotalMem(&memory, device) != CUDA_SUCCESS) memory = 0;
-    text += std::string(i == 0 ? "" : ", ") + "{\"memory\": " + std::to_string(memory) + ", \"gpu\": " + json_text(driver::device_name(device)) +
-            ", \"compute_capability\": \"" + attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
+    text += std::string(i == 0 ? "" : ", ") + "{\"memory\": " + std::to_string(memory) +
+            ", \"gpu\": " + json_text(driver::device_name(device)) + ", \"compute_capability\": \"" +
+            attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) + "." +
             attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) +
             "\", \"sm_count\": " + attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) +
             ", \"max_threads_per_sm\": " + attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) + "}";

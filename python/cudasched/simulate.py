@@ -200,8 +200,8 @@ class Arm:
             an H200 such priorities are hardly obeyed.
         linger_us: How long the gate stays closed after latency work, us; to a launch over 300 us twice as long.
         margin_us: The part of a request's slack that `slack` leaves unused, us; None: 0.2 ms and two context switches.
-        switch_us: The cost of a change from one process to the other, us; None: as measured on an H200, and for a request
-            60 us more, because another process has filled the caches.
+        switch_us: The cost of a change from one process to the other, us; None: as measured on an H200, and 60 us
+            more for a request, whose caches another process has filled.
         time_slice_us: In two processes, the hardware's slice that best-effort contexts set themselves, us; None: none.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
         name: Of the arm; by default made of the policy and the lead.

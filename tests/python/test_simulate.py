@@ -222,7 +222,8 @@ def test_time_slices_of_best_effort_are_its_own() -> None:
     alone, _, plain, own = simulate.compare([served(simulate.request(0.48)), training], arms, seconds=2)
     assert (plain.arm, own.arm) == ("open", "time slices of 1 us")
     assert alone.latency_ms and plain.latency_ms and own.latency_ms
-    assert own.latency_ms.p50 == pytest.approx(alone.latency_ms.p50 + 0.13, abs=0.02)  # a change of contexts
+    # A change of contexts, and cold caches.
+    assert own.latency_ms.p50 == pytest.approx(alone.latency_ms.p50 + 0.13 + 0.06, abs=0.02)
     assert plain.latency_ms.p50 > own.latency_ms.p50 + 0.5
     assert own.best_effort_ratio and own.best_effort_ratio > 0.9
 

@@ -140,6 +140,9 @@ def _foresee(
     option = "--rank" if ranked else "--beside"
     # A shell's pattern of all recordings has the server's, too.
     others = [Path(path) for path in programs if not (ranked and Path(path).resolve() == server.resolve())]
+    for word in programs:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: options come before the recordings")
     if not others:
         raise ConfigError(f"{option} {server}: name the recording of a best-effort program behind it")
     if not ranked and len(others) > 1:
@@ -192,8 +195,10 @@ def command(
     """Advise on a program's kernels, with possible gains; or forecast what a server and a program cost one another."""
     server = beside or rank
     if server is not None:
-        if beside and rank or data or output or before:
-            raise ConfigError("--beside and --rank take recordings of a server and programs, and no other option's input")
+        if (beside and rank) or data or output or before:
+            raise ConfigError(
+                "--beside and --rank take recordings of a server and programs, and no other option's input"
+            )
         return _foresee(
             server,
             program or [],

@@ -218,8 +218,8 @@ TEST(Replay, KernelsOverlapAsFarAsMultiprocessorsAndBandwidthGo) {
   }
 }
 
-// A kernel that came first keeps its multiprocessors: half of the chip first, and the other kernel is through after 1.25
-// of its own time (measured: 1.255 ms of 1.142); that one first, and it is as if nothing overlapped (2.061).
+// A kernel that came first keeps its multiprocessors: half of the chip first, and the other kernel is through
+// after 1.25 of its own time (measured: 1.255 ms of 1.142); that one first, and it is as if nothing overlapped (2.061).
 TEST(Replay, AKernelThatCameFirstKeepsItsMultiprocessors) {
   const auto over_ms = [](bool half_first) {
     ReplaySettings settings;
@@ -239,8 +239,8 @@ TEST(Replay, AKernelThatCameFirstKeepsItsMultiprocessors) {
   EXPECT_NEAR(over_ms(false), 2.061, 0.1);
 }
 
-// Time slices: a longer one never shortens the wait of a request, and best effort has the time that requests and changes
-// of contexts leave.
+// Time slices: a longer one never shortens the wait of a request, and best effort has the time that requests and
+// changes of contexts leave.
 TEST(Replay, ALongerSliceNeverShortensTheWait) {
   ReplaySettings settings;
   settings.policy = "open";

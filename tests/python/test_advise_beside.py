@@ -1,0 +1,265 @@
+"""Forecasts of a server beside best-effort programs: recordings, intervals, the choice, the ranking, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cudasched import ConfigError, Error
+from cudasched.advise import beside
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Run
+
+pa = pytest.importorskip("pyarrow", reason="forecasts read recordings with pyarrow")
+
+MS = 1_000_000
+H100 = {"gpu": "NVIDIA H100 80GB HBM3", "sm_count": "132", "memory": str(80 << 30)}
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a recording: of each launch when it was submitted, its ms, and other columns."""
+    import pyarrow.parquet as pq
+    from cudasched.collect import _dataset
+
+    form = _dataset.schema()
+
+    def made(
+        name: str,
+        launches: Sequence[tuple[float, float]],
+        metadata: dict[str, str] | None = None,
+        types: dict[str, Any] | None = None,
+        **columns: Any,
+    ) -> Path:
+        usual = {
+            "kind": "kernel",
+            "function": "gemm",
+            "words": [],
+            "pointers": [],
+            "label": "",
+            "overlapped": False,
+            "grid_x": 1320,
+            "grid_y": 1,
+            "grid_z": 1,
+            "blocks_per_sm": 1,
+            "waves": 10.0,
+            "pid": 7,
+        }
+        table: dict[str, list[Any]] = {each: [usual.get(each, 0)] * len(launches) for each in form.names}
+        end = 0.0
+        for number, (at_ms, duration_ms) in enumerate(launches):
+            start = max(at_ms + 0.003, end + 0.0013)
+            end = start + duration_ms
+            table["launch"][number] = number
+            table["submitted_ns"][number] = round(at_ms * MS)
+            table["start_ns"][number], table["duration_ns"][number] = round(start * MS), round(duration_ms * MS)
+        table |= {each: [value] * len(launches) for each, value in columns.items()}
+        said = {f"cudasched.{each}": value for each, value in {**H100, "schema": "1", **(metadata or {})}.items()}
+        fields = [pa.field(each.name, (types or {}).get(each.name, each.type)) for each in form]
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table(table, schema=pa.schema(fields, said)), path)
+        return path
+
+    return made
+
+
+def requests(rate_hz: float = 60, count: int = 120, each_ms: float = 0.4) -> list[tuple[float, float]]:
+    return [(number * 1e3 / rate_hz, each_ms) for number in range(count)]
+
+
+def steps(each_ms: float = 1.0, count: int = 400, gap_ms: float = 0.012) -> list[tuple[float, float]]:
+    """A host that runs ahead of the GPU, but for a queue's length."""
+    return [(max(number * gap_ms, (number - 500) * each_ms), each_ms) for number in range(count)]
+
+
+def pair(write: Write, **server: Any) -> tuple[beside.Recording, beside.Recording]:
+    return (
+        beside.read(write("serve", requests(), kind="graph", function="graph", waves=0.0, pid=3, **server)),
+        beside.read(write("train", steps())),
+    )
+
+
+def test_a_recording_tells_rate_gaps_and_the_longest_kernels(write: Write) -> None:
+    server, program = pair(write)
+    assert server.request_hz == pytest.approx(60) and server.requests == 120
+    assert server.idle == pytest.approx(1 - 0.4 * 60 / 1e3, abs=0.01) and server.untold == 1
+    assert program.idle < 0.02 and program.untold == 0 and program.longest_ms == 1
+    (kernel,) = program.kernels
+    assert (kernel.name, kernel.longest_ms, kernel.share) == ("gemm", 1, 1)
+
+
+def test_time_slices_of_cudasched_are_taken_beside_long_kernels(write: Write) -> None:
+    found = beside.forecast(*pair(write), seconds=10)
+    ratios = {name: mode.p99_ratio.value for name, mode in found.modes.items()}
+    assert found.rate_hz == pytest.approx(60) and found.requests > 500
+    assert ratios["cudasched_slices"] < ratios["cudasched_mps"] < ratios["time_slices"]
+    assert found.choice == "cudasched_slices" and "cudasched run" in found.modes[found.choice].settings
+    assert "gemm 1 ms (100%)" in found.why[0] and "0.13 ms" in found.why[-1]
+    excess_ms = found.modes["cudasched_slices"].p50_ms.value - found.alone_p50_ms
+    assert 0.13 < excess_ms < 0.25, "a change of contexts and cold caches"
+    assert json.loads(json.dumps(found.as_dict()))["memory"]["fits"] is None
+
+
+@settings(deadline=None, max_examples=15)
+@given(rate_hz=st.sampled_from([20.0, 60.0, 150.0]), each_ms=st.sampled_from([0.05, 0.4, 3.0]), seed=st.integers(1, 99))
+def test_every_interval_holds_its_value(rate_hz: float, each_ms: float, seed: int) -> None:
+    from cudasched import simulate
+
+    def recording(name: str, trace: simulate.Trace) -> beside.Recording:
+        free = simulate.Trace(name, trace.launches, trace.gpu_ms, "", trace.core.with_shares([0.3], [0.2]), trace.ends)
+        return beside.Recording(
+            name, "NVIDIA H200", trace, free, 1e3 / each_ms, 0, 1, (), each_ms, None, 1, 0, 0, (hash(name), 0, 0)
+        )
+
+    server = recording("server", simulate.request(0.4))
+    program = recording("program", simulate.host_trace([6_000], [round(each_ms * MS)], [False]))
+    found = beside.forecast(server, program, rate_hz=rate_hz, seconds=2, seed=seed)
+    for mode in found.modes.values():
+        for interval in (mode.p50_ms, mode.p99_ms, mode.p50_ratio, mode.p99_ratio, mode.best_effort):
+            assert 0 <= interval.low <= interval.value <= interval.high < math.inf
+        assert mode.best_effort.value < 1.3
+    assert found.choice in found.modes
+
+
+def test_a_request_has_a_hosts_part_where_its_time_alone_is_known(write: Write) -> None:
+    server, program = pair(write)
+    bare, whole = (beside.forecast(server, program, seconds=5, alone_ms=ms) for ms in (None, 0.9))
+    assert bare.alone_p50_ms == pytest.approx(0.4, abs=0.01) and whole.alone_p50_ms == pytest.approx(0.9, abs=0.01)
+    assert whole.modes["cudasched_slices"].p50_ratio.value < bare.modes["cudasched_slices"].p50_ratio.value
+
+
+def test_kernels_that_leave_room_overlap_and_unknown_ones_widen_the_interval(write: Write) -> None:
+    small = {"grid_x": 33, "waves": 0.25}
+    shapes: dict[str, dict[str, Any]] = {"full": {}, "small": small, "graph": {"kind": "graph", "waves": 0.0}}
+    server = beside.read(write("serve", requests(each_ms=0.4), pid=3, **small))
+    found = {
+        name: beside.forecast(server, beside.read(write(name, steps(), **shape)), seconds=5)
+        for name, shape in shapes.items()
+    }
+    p99_ms = {name: one.modes["cudasched_mps"].p99_ms for name, one in found.items()}
+    assert p99_ms["small"].value < 0.9 * p99_ms["full"].value
+    assert p99_ms["graph"].high == pytest.approx(p99_ms["full"].high, rel=0.05), "it may fill the GPU"
+    assert p99_ms["graph"].low < 0.9 * p99_ms["full"].low, "or may not"
+    assert [name for name, one in found.items() if any("how much of the GPU" in note for note in one.notes)] == [
+        "graph"
+    ]
+
+
+def mode_of(p99_ms: float, best_effort: float) -> beside.ModeForecast:
+    def around(value: float) -> beside.Interval:
+        return beside.Interval(0.9 * value, value, 1.1 * value)
+
+    p99 = around(p99_ms)
+    return beside.ModeForecast(p99, p99, p99, p99, around(best_effort), "")
+
+
+def test_the_choice_keeps_most_of_those_that_meet_the_target() -> None:
+    modes = {"fast": mode_of(1.0, 0.5), "kind": mode_of(2.0, 0.9), "near": mode_of(1.1, 0.7), "slow": mode_of(9.0, 1.0)}
+    assert beside.choose(modes, slo_ms=2.5) == "kind"
+    assert beside.choose(modes, slo_ms=2.1) == "near", "2.0 may be 2.2"
+    assert beside.choose(modes) == beside.choose(modes, slo_ms=0.1) == "near", "the least P99 for the program's speed"
+
+
+def test_memory_fits_or_does_not(write: Write) -> None:
+    server = write("serve", requests(), pid=3, metadata={"memory_peak": str(30 << 30)})
+    for held, fits in ((40 << 30, True), (55 << 30, False)):
+        program = write("train", steps(), metadata={"memory_peak": str(held)})
+        found = beside.forecast(beside.read(server), beside.read(program), seconds=1)
+        assert found.memory.fits is fits
+
+
+def test_partners_are_ranked(write: Write) -> None:
+    huge = {"memory_peak": str(90 << 30)}
+    programs = [
+        beside.read(write("long", steps(each_ms=8, count=300))),
+        beside.read(write("huge", steps(each_ms=0.05), metadata=huge)),
+        beside.read(write("idle", [(number * 5.0, 0.05) for number in range(300)])),
+    ]
+    server = beside.read(write("known", requests(), pid=3, metadata={"memory_peak": str(1 << 30)}))
+    found = beside.rank(server, programs, seconds=3)
+    assert [one.program for one in found] == ["idle", "long", "huge"], "what does not fit comes last"
+
+
+def test_recordings_that_do_not_go_together_are_refused(write: Write, tmp_path: Path) -> None:
+    server, program = pair(write)
+    other = beside.read(write("other", steps(), metadata={"gpu": "NVIDIA H200"}))
+    with pytest.raises(Error, match=r"serve\.parquet was recorded on NVIDIA H100.*other\.parquet on NVIDIA H200"):
+        beside.forecast(server, other)
+    with pytest.raises(Error, match="of one process"):
+        beside.forecast(server, server)
+    (tmp_path / "copy.parquet").write_bytes((tmp_path / "serve.parquet").read_bytes())
+    with pytest.raises(Error, match="of one process"):
+        beside.forecast(server, beside.read(tmp_path / "copy.parquet"))
+    with pytest.raises(ConfigError, match="does not keep up with 5000 requests a second"):
+        beside.forecast(server, program, rate_hz=5000, seconds=1)
+    once = beside.read(write("once", [(0, 1.0)], pid=4))
+    with pytest.raises(ConfigError, match=r"once\.parquet holds 1 request: name the rate with --rate-hz"):
+        beside.forecast(once, program)
+    unknown = {"gpu": "NVIDIA L4"}
+    server = beside.read(write("a", requests(), metadata=unknown, pid=3))
+    found = beside.forecast(server, beside.read(write("b", steps(), metadata=unknown)), seconds=1)
+    assert any("on NVIDIA L4 nothing was measured" in note for note in found.notes)
+
+
+def test_recordings_without_meaning_are_refused(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(Error, match=r"empty\.parquet has no launches: record the program"):
+        beside.read(write("empty", []))
+    with pytest.raises(Error, match=r"nan\.parquet is damaged: column duration_ns holds double"):
+        beside.read(write("nan", steps(count=3), types={"duration_ns": pa.float64()}, duration_ns=math.nan))
+    with pytest.raises(Error, match=r"past\.parquet: 3 launches have times below 0"):
+        beside.read(write("past", steps(count=3), duration_ns=-5))
+    with pytest.raises(Error, match="no timed launch"):
+        beside.read(write("untimed", steps(count=3), duration_ns=None))
+    with pytest.raises(Error, match="there is no data set"):
+        beside.read(tmp_path / "none.parquet")
+
+
+def test_a_pair_of_many_launches_takes_seconds(write: Write) -> None:
+    server = beside.read(write("serve", requests(), pid=3))
+    program = beside.read(write("short", steps(each_ms=0.004, count=50_000, gap_ms=0.003)))
+    simulated = beside.forecast(server, program)
+    assert simulated.requests < beside.REQUESTS and any("fewer than" in note for note in simulated.notes)
+
+
+def test_the_command(cudasched: Run, write: Write, tmp_path: Path) -> None:
+    server, program = write("serve", requests(), pid=3), write("train", steps())
+    done = cudasched("advise", "--beside", str(server), str(program))
+    assert done.returncode == 0, done.stderr
+    assert "cudasched, time slices *" in done.stdout and "* take cudasched, time slices: cudasched run" in done.stdout
+    assert "memory: not known" in done.stdout and "gemm 1 ms (100%)" in done.stdout
+    write("other", steps(each_ms=0.1))
+    files = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
+    done = cudasched("advise", "--json", "--rate-hz", "30", "--rank", str(server), *files)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["kind"] == "forecast" and {one["program"] for one in told["data"]} == {"train", "other"}
+    costs = [one["cost"] for one in told["data"]]
+    assert costs == sorted(costs)
+    assert "other" in cudasched("advise", "--rank", str(server), *files).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--beside", "serve.parquet"], "name the recording of a best-effort program"),
+        (["--rank", "serve.parquet", "serve.parquet"], "name the recording of a best-effort program"),
+        (["--beside", "serve.parquet", "a.parquet", "b.parquet"], "--rank compares several"),
+        (["--beside", "serve.parquet", "--rank", "serve.parquet", "a.parquet"], "no other option's input"),
+        (["--beside", "serve.parquet", "train.parquet", "--rate-hz", "2"], "--rate-hz: options come before"),
+        (["--rate-hz", "nan", "--beside", "serve.parquet", "train.parquet"], "rate_hz"),
+        (["--arrivals", "daily", "--beside", "serve.parquet", "train.parquet"], "daily"),
+    ],
+)
+def test_the_command_refuses_what_has_no_meaning(
+    cudasched: Run, write: Write, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    write("serve", requests(), pid=3)
+    write("train", steps())
+    done = cudasched("advise", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
