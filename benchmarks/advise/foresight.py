@@ -9,6 +9,7 @@ one mode, by their cost, forecast and measured.
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -16,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.advise import beside
-from cudasched.demo.harness import CUDASCHED
+from cudasched.demo.harness import CUDASCHED, DEFAULT_SCALE
 
 from benchmarks.colocation.cells import CellFile
 from benchmarks.lab.fleet import Mode, Place
 from benchmarks.lab.programs import Runner, Scene, results, settings
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, judged
+from benchmarks.lab.session import Found, Goals, judged, report
 from benchmarks.preempt.benchmark import PreemptFleet
 from benchmarks.preempt.programs import PROGRAMS
 from benchmarks.preempt.summary import arms_of
@@ -33,7 +34,7 @@ from benchmarks.tables import core_table
 SERVERS = {"bert_graph": 150.0, "vit_graph": 90.0, "resnet50_b4": 30.0}
 #: The arms that are compared, and the modes that they are.
 MODE_OF = {"processes": "time_slices", "slices": "cudasched_slices", "cudasched_mps": "cudasched_mps"}
-GOALS = {
+GOALS: Goals = {
     "advisor_p99_within_15": (0.9, "more"),
     "advisor_best_effort_within_8": (0.9, "more"),
     "advisor_tau": (0.8, "more"),
@@ -139,12 +140,12 @@ class ForesightRunner(Runner):
 
     def run(self) -> None:
         """Records, and does what is missing; raises OutOfTimeError."""
-        self.fleet.recordings = recordings_of(self.session.out)
-        self.fleet.recordings.mkdir(exist_ok=True)
+        recordings = ForesightFleet.recordings = recordings_of(self.session.out)
+        recordings.mkdir(exist_ok=True)
         for program, servers in list(self.plan()):
             places = [Place("program", program, "recorded"), *(Place("server", name, "recorded") for name in servers)]
             for place in places:
-                if not (self.fleet.recordings / f"{place.name}.parquet").exists():
+                if not (recordings / f"{place.name}.parquet").exists():
                     self._record(place)
         super().run()
 
@@ -171,8 +172,10 @@ def recordings_of(out: Path) -> Path:
 
 
 def written(cells: CellFile, out: Path) -> None:
-    """Writes rows and figures of cells, and prints the figures."""
+    """Writes figures, and rows of cells into NAME_pairs.json; prints the figures."""
     made = results(cells, ForesightRunner.arms)
+    simulated = made.meta.gpu.startswith("simulated")
+    scale = float(os.environ.get("CUDASCHED_SIM_SCALE", DEFAULT_SCALE)) if simulated else 1.0
     found, seconds = [], []
     for row in made.colocations:
         mode = MODE_OF.get(row.arm)
@@ -181,13 +184,13 @@ def written(cells: CellFile, out: Path) -> None:
             continue
         began = time.monotonic()
         server, program = (beside.read(path) for path in files.values())
-        said = beside.forecast(server, program, rate_hz=row.rate_hz, alone_ms=row.alone_ms.p50)
+        said = beside.forecast(server, program, rate_hz=row.rate_hz / scale, alone_ms=row.alone_ms.p50 * scale)
         seconds.append(time.monotonic() - began)
         found.append(compared(row, mode, said))
     rows = judged(GOALS, figures(found, seconds), {})
-    if made.rows:
-        merge(out, made.meta, [*made.rows, *rows])
-    print(core_table(made.model_copy(update={"rows": rows})))
+    report(cells, out.with_name(f"{out.stem}_pairs.json"), made, ())
+    if rows:
+        print(core_table(merge(out, made.meta, rows)))
 
 
 BENCHMARK = Benchmark(

@@ -218,6 +218,14 @@ TEST(Replay, KernelsOverlapAsFarAsMultiprocessorsAndBandwidthGo) {
   }
 }
 
+TEST(Replay, ALaunchThatTakesNoPartOfTheGpuIsRefused) {
+  for (const auto& [sms, bandwidth] : {std::pair{0.0, 0.5}, {1.5, 0.5}, {std::nan(""), 0.5}, {0.5, -0.1}, {0.5, 1.1}}) {
+    ReplayClient client;
+    client.launches = {{0, kMs, false, 1, 0, sms, bandwidth}};
+    EXPECT_THROW(run({client}, {}), ConfigError) << sms << " " << bandwidth;
+  }
+}
+
 // A kernel that came first keeps its multiprocessors: half of the chip first, and the other kernel is through
 // after 1.25 of its own time (measured: 1.255 ms of 1.142); that one first, and it is as if nothing overlapped (2.061).
 TEST(Replay, AKernelThatCameFirstKeepsItsMultiprocessors) {
