@@ -155,6 +155,24 @@ def test_pointers_are_out_and_numbers_are_in(cudasched: Run, with_cupti: Path) -
     assert {row["stream"] for row in rows} == {2}
 
 
+def test_the_most_memory_that_was_held_is_told(cudasched: Run, simulated: Path) -> None:
+    code = (
+        PROGRAM
+        + """
+block = ctypes.c_uint64()
+for mib in (300, 500, 200):
+    gpu.call("cuMemAlloc_v2", ctypes.byref(block), ctypes.c_size_t(mib << 20))
+    gpu.call("cuMemFree_v2", block)
+launch(1, 1)
+gpu.synchronize()
+"""
+    )
+    ended = cudasched("collect", "-o", "data.parquet", "--timing", "events", "--", sys.executable, "-c", code)
+    assert ended.returncode == 0, ended.stderr
+    about = metadata(collect.read("data.parquet"))
+    assert 500 <= int(about["cudasched.memory_peak"]) >> 20 < 600 and int(about["cudasched.memory"]) >> 30 == 64
+
+
 def test_a_graph_is_one_row_and_captured_launches_none(cudasched: Run, simulated: Path) -> None:
     code = (
         PROGRAM

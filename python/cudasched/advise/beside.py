@@ -64,7 +64,7 @@ class Mode:
         title: For people.
         arm: For the simulator.
         settings: How to start the programs so.
-        errors: Of the simulations that were compared with measurements; a forecast is the simulated value x the correction.
+        errors: Of simulations that were compared with measurements; a forecast is the simulated value x the correction.
     """
 
     title: str
