@@ -9,7 +9,7 @@
 
 Each program is recorded alone by `cudasched collect`. The simulator (``csrc/simulate/replay.hpp``) runs both in each
 mode. An interval has the two ends of what a recording does not tell of a kernel, and the errors of nine of ten such
-forecasts that were compared with measurements (``benchmarks/results/foresight_committed.json``).
+forecasts that were compared with measurements (``benchmarks/results/foresight.json``).
 """
 
 from __future__ import annotations
