@@ -35,7 +35,7 @@ __all__ += ["forecast", "rank", "read"]
 REQUESTS = 1_000
 """That a P99 is made of, and a part of those that are simulated where that does not take long."""
 _TIMES = 4
-MOST_LAUNCHES = 400_000
+MOST_LAUNCHES = 800_000
 """Of one simulation: a pair takes seconds."""
 CONTEXT_BYTES = 600 << 20
 """That the driver takes for a context, beside the program's own (an H200)."""
@@ -239,12 +239,11 @@ class Forecast:
 # ---- recordings ----------------------------------------------------------------------------------------------------
 
 
-def read(path: str | os.PathLike[str], *, label: str = "", request_gap_ms: float | None = None) -> Recording:
+def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -> Recording:
     """Reads a recording of one program alone.
 
     Args:
         path: Of `cudasched collect`.
-        label: Only launches whose label begins with it.
         request_gap_ms: As of `cudasched.simulate.latency`.
 
     Raises:
@@ -262,7 +261,7 @@ def read(path: str | os.PathLike[str], *, label: str = "", request_gap_ms: float
     wrong = pc.sum(pc.less(table["duration_ns"], 0)).as_py() or pc.sum(pc.less(table["start_ns"], 0)).as_py()
     if wrong:
         raise Error(f"{file}: {wrong} launches have times below 0, so it was edited or is damaged: record it again")
-    trace, rows = simulate.trace_in(table, file, label=label)
+    trace, rows = simulate.trace_in(table, file)
     taken = table.take(rows)
     run = profile.metadata(table)
     durations = np.nan_to_num(np.asarray(taken["duration_ns"].to_numpy(zero_copy_only=False), np.float64))
