@@ -2,8 +2,8 @@
 
 Forecasts use recordings of the same programs (host_bound), or none: a program that never leaves the GPU idle, and is
 interrupted, is any other (preempt). Of a server's graph the time alone is known. Errors of the advisor's modes
-(`cudasched.advise.beside.MODES`) are of these cells; the value itself is corrected in one process alone, where Python's
-interpreter, which the simulator does not have, makes requests slower.
+(`cudasched.advise.beside.MODES`) are of these cells. Values are corrected in one process, where Python's interpreter,
+which the simulator does not have, makes requests slower; and P99 in cudasched's time slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from typing import Any
 from cudasched import simulate
 from cudasched.advise import beside
 
-from benchmarks.advise.foresight import BEST_EFFORT_WITHIN, MODE_OF, P99_WITHIN, Compared, compared, share_within
+from benchmarks.advise.foresight import (
+    BEST_EFFORT_WITHIN,
+    MODE_OF,
+    P99_WITHIN,
+    Compared,
+    compared,
+    of_row,
+    share_within,
+)
 from benchmarks.host_bound import replayed
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session
@@ -102,7 +110,7 @@ def committed(*sources: str) -> Iterator[Compared]:
                 continue
             key = row.latency_load, row.best_effort_load, row.alone_ms.p50
             if key not in made:
-                made[key] = beside.forecast(server, program, rate_hz=row.rate_hz, alone_ms=row.alone_ms.p50)
+                made[key] = of_row(server, program, row)
             own = row if row.latency_load not in GRAPHS else row.model_copy(update={"best_effort_gpu_ratio": None})
             yield compared(own, mode, made[key])
 

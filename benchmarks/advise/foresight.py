@@ -2,7 +2,7 @@
 
 Each program and server is recorded alone first, into the directory `recordings` beside the results; then each pair is
 measured in each mode but one process, and compared with the forecast, which knows nothing of the pair. A cell is within
-where the forecast ratio to alone is off by so much of the measured one. Kendall's tau is of the partners of a server in
+where the forecast ratio to alone is off by so much of the measured one, with the same arrivals. Kendall's tau is of the partners of a server in
 one mode, by their cost, forecast and measured.
 """
 
@@ -41,6 +41,8 @@ GOALS: Goals = {
     "advisor_seconds": (10.0, "less"),
 }
 P99_WITHIN, BEST_EFFORT_WITHIN = 0.15, 0.08
+#: Requests that come before those that are measured (cudasched/demo/client.py).
+LEAD_IN_S = 0.5
 #: A steady part is what no pause of a second divides; a ranking wants so many partners.
 PAUSE_S, RECORDED_S, ENDS_S, PARTNERS = 1.5, 5.0, 60.0, 4
 
@@ -65,6 +67,23 @@ def compared(row: ColocationRow, mode: str, found: beside.Forecast) -> Compared:
     ratios = {name: value / forecast[name].value for name, value in measured.items() if value and forecast[name].value}
     costs = row.p99_ratio / kept if row.p99_ratio and kept else None
     return Compared(row.latency_load, row.best_effort_load, mode, ratios, (costs, said.cost) if costs else None)
+
+
+def of_row(
+    server: beside.Recording, program: beside.Recording, row: ColocationRow, scale: float = 1.0
+) -> beside.Forecast:
+    """The forecast of a row; where it is of one repeat, with the arrivals that were measured.
+
+    Args:
+        server: Its recording.
+        program: Its recording.
+        row: Of any arm.
+        scale: Seconds that a second of the recordings' GPU takes.
+    """
+    alone_ms = row.alone_ms.p50 * scale if row.alone_ms else None
+    seconds = row.seconds + LEAD_IN_S if row.scene and row.seconds else None
+    seed = 1 + (row.repeat or 0)
+    return beside.forecast(server, program, rate_hz=row.rate_hz / scale, alone_ms=alone_ms, seconds=seconds, seed=seed)
 
 
 def share_within(cells: Iterable[Compared], figure: str, most: float) -> tuple[float, float, float, int] | None:
@@ -184,7 +203,7 @@ def written(cells: CellFile, out: Path) -> None:
             continue
         began = time.monotonic()
         server, program = (beside.read(path) for path in files.values())
-        said = beside.forecast(server, program, rate_hz=row.rate_hz / scale, alone_ms=row.alone_ms.p50 * scale)
+        said = of_row(server, program, row, scale)
         seconds.append(time.monotonic() - began)
         found.append(compared(row, mode, said))
     rows = judged(GOALS, figures(found, seconds), {})

@@ -78,25 +78,25 @@ MODES: Mapping[str, Mode] = {
         "time slices",
         simulate.Arm("open", offload=False),
         "both programs as they are",
-        {"p50": (0.92, 1.0, 1.10), "p99": (0.76, 1.0, 1.19), "best_effort": (0.98, 1.0, 1.05)},
+        {"p50": (0.92, 1.0, 1.12), "p99": (0.81, 1.0, 1.14), "best_effort": (0.98, 1.0, 1.05)},
     ),
     "cudasched_slices": Mode(
         "cudasched, time slices",
         simulate.Arm("open", offload=False, time_slice_us=1.0),
         "cudasched run --class best-effort -- PROGRAM; the server as it is",
-        {"p50": (0.96, 1.0, 1.18), "p99": (0.94, 1.0, 1.37), "best_effort": (0.77, 1.0, 1.04)},
+        {"p50": (0.96, 1.0, 1.18), "p99": (0.96, 1.1, 1.37), "best_effort": (0.77, 1.0, 1.04)},
     ),
     "cudasched_mps": Mode(
         "cudasched, MPS",
         simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="mps"),
         "cudasched run --mps --class latency -- SERVER; cudasched run --mps --class best-effort -- PROGRAM",
-        {"p50": (0.96, 1.0, 1.35), "p99": (0.82, 1.0, 1.39), "best_effort": (0.79, 1.0, 1.13)},
+        {"p50": (0.96, 1.0, 1.35), "p99": (0.82, 1.0, 1.39), "best_effort": (0.78, 1.0, 1.12)},
     ),
     "cudasched_one_process": Mode(
         "cudasched, one process",
         simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="one_process"),
         'one program under cudasched run; cudasched.region("latency") around requests, "best_effort" around steps',
-        {"p50": (1.02, 1.15, 1.51), "p99": (0.88, 1.22, 1.64), "best_effort": (0.72, 1.0, 1.12)},
+        {"p50": (1.02, 1.15, 1.51), "p99": (0.88, 1.22, 1.64), "best_effort": (0.71, 1.0, 1.11)},
     ),
 }
 
