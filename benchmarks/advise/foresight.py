@@ -2,8 +2,8 @@
 
 Each program and server is recorded alone first, into the directory `recordings` beside the results; then each pair is
 measured in each mode but one process, and compared with the forecast, which knows nothing of the pair. A cell is within
-where the forecast ratio to alone is off by so much of the measured one, with the same arrivals. Kendall's tau is of the partners of a server in
-one mode, by their cost, forecast and measured.
+where the forecast ratio to alone is off by so much of the measured one, with the same arrivals. Kendall's tau is of the
+partners of a server in one mode, by their cost, forecast and measured.
 """
 
 from __future__ import annotations
