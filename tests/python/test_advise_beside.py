@@ -127,6 +127,23 @@ def test_every_interval_holds_its_value(rate_hz: float, each_ms: float, seed: in
     assert found.choice in found.modes
 
 
+def test_beside_next_to_nothing_a_server_is_as_alone(write: Write) -> None:
+    server = beside.read(write("serve", requests(), pid=3))
+    nothing = beside.read(write("nothing", [(number * 500.0, 0.001) for number in range(20)]))
+    found = beside.forecast(server, nothing, seconds=10)
+    for name, mode in found.modes.items():
+        assert mode.p50_ratio.value == pytest.approx(beside.MODES[name].errors["p50"][1], rel=0.01)
+        assert mode.p99_ratio.value == pytest.approx(beside.MODES[name].errors["p99"][1], rel=0.05)
+
+
+def test_more_requests_wait_longer(write: Write) -> None:
+    server, program = pair(write)
+    found = [beside.forecast(server, program, rate_hz=rate_hz, seconds=10) for rate_hz in (20, 100, 400)]
+    for name in beside.MODES:
+        p99_ms = [one.modes[name].p99_ms.value for one in found]
+        assert p99_ms == sorted(p99_ms), name
+
+
 def test_a_request_has_a_hosts_part_where_its_time_alone_is_known(write: Write) -> None:
     server, program = pair(write)
     bare, whole = (beside.forecast(server, program, seconds=5, alone_ms=ms) for ms in (None, 0.9))
