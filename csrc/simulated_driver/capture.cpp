@@ -39,12 +39,29 @@ bool joined(const Capture& capture) {
   });
 }
 
+[[noreturn]] void invalidate(Capture& capture, CUresult why) {
+  capture.invalidated = true;
+  throw Refused(why);
+}
+
+// The captures of these streams of the context.
+template <class Wanted>
+void invalidate_all(const Context& context, Wanted wanted, CUresult why) {
+  bool any = false;
+  for (const auto& [key, stream] : context.streams) {
+    if (!stream->capture || !wanted(*stream)) continue;
+    stream->capture->invalidated = true;
+    any = true;
+  }
+  require(!any, why);
+}
+
 }  // namespace
 
 CUstreamCaptureMode& thread_capture_mode() { return t_capture_mode; }
 
-CUresult refuse_in_capture() {
-  if (t_capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+void refuse_in_capture() {
+  if (t_capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return;
   auto& captures = driver().captures;
   std::erase_if(captures, [](const auto& capture) { return capture.expired(); });
   bool refused = false;
@@ -58,43 +75,31 @@ CUresult refuse_in_capture() {
     capture->invalidated = true;
     refused = true;
   }
-  return refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  require(!refused, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-CUresult refuse_capturing(const Stream& stream) {
-  if (!stream.capture) return CUDA_SUCCESS;
-  stream.capture->invalidated = true;
-  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+void refuse_capturing(const Stream& stream) {
+  if (stream.capture) invalidate(*stream.capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-CUresult refuse_captured_event(const Event& event) {
-  if (!event.capture) return CUDA_SUCCESS;
-  event.capture->invalidated = true;
-  return CUDA_ERROR_CAPTURED_EVENT;
+void refuse_captured_event(const Event& event) {
+  if (event.capture) invalidate(*event.capture, CUDA_ERROR_CAPTURED_EVENT);
 }
 
-CUresult refuse_implicit(const Stream& stream) {
-  if (stream.kind != StreamKind::kLegacy) return CUDA_SUCCESS;
-  CUresult result = CUDA_SUCCESS;
-  for (const auto& [key, other] : stream.context->streams) {
-    if (!other->capture || !other->blocking()) continue;
-    other->capture->invalidated = true;
-    result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+void refuse_implicit(const Stream& stream) {
+  if (stream.kind == StreamKind::kLegacy) {
+    invalidate_all(
+        *stream.context, [](const Stream& other) { return other.blocking(); }, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   }
-  return result;
 }
 
-CUresult refuse_capturing_context(const Context& context) {
-  CUresult result = CUDA_SUCCESS;
-  for (const auto& [key, stream] : context.streams) {
-    if (refuse_capturing(*stream) != CUDA_SUCCESS) result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  return result;
+void refuse_capturing_context(const Context& context) {
+  invalidate_all(context, [](const Stream&) { return true; }, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
-CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into) {
-  if (stream->kind == StreamKind::kLegacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+void begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into) {
+  require(stream->kind != StreamKind::kLegacy, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  require(!stream->capture, CUDA_ERROR_ILLEGAL_STATE);
   auto capture = std::make_shared<Capture>();
   capture->id = driver().next_id++;
   capture->mode = mode;
@@ -105,100 +110,80 @@ CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMod
   capture->streams.push_back(stream);
   driver().captures.push_back(capture);
   stream->capture = std::move(capture);
-  return CUDA_SUCCESS;
 }
 
-CUresult end_capture(const std::shared_ptr<Stream>& stream, CUgraph* graph) {
-  if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+CUgraph end_capture(const std::shared_ptr<Stream>& stream) {
+  require(stream->capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
   const std::shared_ptr<Capture> capture = stream->capture;
-  if (capture->origin != stream.get()) {
-    capture->invalidated = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  }
-  if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thread_id()) {
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-  }
-  CUresult result = CUDA_SUCCESS;
-  if (capture->invalidated || !driver().graph_index.contains(capture->graph)) {
-    result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  } else if (!joined(*capture)) {
-    result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-  }
+  if (capture->origin != stream.get()) invalidate(*capture, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  require(capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || capture->thread == thread_id(),
+          CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+  const bool is_valid = !capture->invalidated && driver().graph_index.contains(capture->graph);
+  const bool is_joined = is_valid && joined(*capture);
   leave(*capture);
-  if (result != CUDA_SUCCESS) return result;
-  *graph = reinterpret_cast<CUgraph>(capture->graph);
+  require(is_valid, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  require(is_joined, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
   if (capture->own) driver().graphs.emplace(capture->graph, std::move(capture->own));
-  return CUDA_SUCCESS;
+  return reinterpret_cast<CUgraph>(capture->graph);
 }
 
-Node* capture_node(Stream& stream, std::unique_ptr<Node> node, CUresult& result) {
+Node& capture_node(Stream& stream, std::unique_ptr<Node> node) {
   Capture& capture = *stream.capture;
-  result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (capture.invalidated || !driver().graph_index.contains(capture.graph)) return nullptr;
-  result = CUDA_SUCCESS;
+  require(!capture.invalidated && driver().graph_index.contains(capture.graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   Node& added = capture.graph->add(std::move(node));
   // A node that the program has destroyed since orders nothing.
   std::erase_if(stream.capture_front, [](const Edge& edge) { return !driver().node_index.contains(edge.from); });
   added.dependencies = std::exchange(stream.capture_front, {{&added, {}}});
   for (const Edge& edge : added.dependencies) edge.from->dependents.push_back(&added);
-  return &added;
+  return added;
 }
 
-CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority) {
+void capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority) {
   auto node = std::make_unique<Node>(type);
   node->command = std::move(command);
   node->priority = priority;
-  CUresult result = CUDA_SUCCESS;
-  capture_node(stream, std::move(node), result);
-  return result;
+  capture_node(stream, std::move(node));
 }
 
-CUresult change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
-                      bool set) {
-  if (count != 0 && nodes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+void change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count, bool set) {
+  require(count == 0 || nodes != nullptr);
   std::vector<Edge> edges;
   for (std::size_t i = 0; i < count; ++i) {
-    Node* const node = known_node(nodes[i]);
-    if (node == nullptr || node->graph != stream.capture->graph) return CUDA_ERROR_INVALID_VALUE;
-    edges.push_back({node, data == nullptr ? CUgraphEdgeData{} : data[i]});
+    Node& node = find_node(nodes[i]);
+    require(node.graph == stream.capture->graph);
+    edges.push_back({&node, data == nullptr ? CUgraphEdgeData{} : data[i]});
   }
   if (set) stream.capture_front.clear();
   add_front(stream.capture_front, edges);
-  return CUDA_SUCCESS;
 }
 
-CUresult capture_record(Stream& stream, Event& event) {
-  if (stream.capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+void capture_record(Stream& stream, Event& event) {
+  require(!stream.capture->invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   event.capture = stream.capture;
   event.captured = stream.capture_front;
   event.record = nullptr;
-  return CUDA_SUCCESS;
 }
 
-CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event) {
+void capture_wait(const std::shared_ptr<Stream>& stream, const Event& event) {
   const bool event_captured = event.capture && !event.capture->streams.empty();
   if (!event_captured) {
-    if (!stream->capture) return event.capture ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
-    if (!event.record && !event.capture) return CUDA_SUCCESS;
-    stream->capture->invalidated = true;
-    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    require(stream->capture || !event.capture, CUDA_ERROR_CAPTURED_EVENT);
+    if (stream->capture && (event.record || event.capture)) {
+      invalidate(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    }
+    return;
   }
-  if (event.capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (stream->kind == StreamKind::kLegacy) {
-    event.capture->invalidated = true;
-    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-  }
+  require(!event.capture->invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  if (stream->kind == StreamKind::kLegacy) invalidate(*event.capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   if (stream->capture && stream->capture != event.capture) {
     stream->capture->invalidated = true;
-    event.capture->invalidated = true;
-    return CUDA_ERROR_STREAM_CAPTURE_MERGE;
+    invalidate(*event.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
   }
   if (!stream->capture) {
     stream->capture = event.capture;
     event.capture->streams.push_back(stream);
   }
   add_front(stream->capture_front, event.captured);
-  return CUDA_SUCCESS;
 }
 
 }  // namespace cudasched::simulated_driver

@@ -24,29 +24,28 @@ struct Capture {
 // The calling thread's interaction mode (cuThreadExchangeStreamCaptureMode).
 CUstreamCaptureMode& thread_capture_mode();
 
-// For calls that capture forbids to this thread now: invalidates the captures concerned and says
-// STREAM_CAPTURE_UNSUPPORTED.
-CUresult refuse_in_capture();
-// For calls on a stream: an error, and the capture is invalidated, if the stream is capturing.
-CUresult refuse_capturing(const Stream& stream);
-// For calls that look at an event: CAPTURED_EVENT, and the event's capture is invalidated.
-CUresult refuse_captured_event(const Event& event);
+// For calls that capture forbids to this thread now: STREAM_CAPTURE_UNSUPPORTED. These all invalidate the captures
+// concerned where they throw.
+void refuse_in_capture();
+// For calls on a stream: an error if the stream is capturing.
+void refuse_capturing(const Stream& stream);
+// For calls that look at an event: CAPTURED_EVENT.
+void refuse_captured_event(const Event& event);
 // For work in the legacy default stream: an error if a blocking stream of its context is capturing.
-CUresult refuse_implicit(const Stream& stream);
+void refuse_implicit(const Stream& stream);
 // For calls that synchronise a context.
-CUresult refuse_capturing_context(const Context& context);
+void refuse_capturing_context(const Context& context);
 
 // `into`: the program's graph that takes the nodes; null: a new one.
-CUresult begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into = nullptr);
+void begin_capture(const std::shared_ptr<Stream>& stream, CUstreamCaptureMode mode, Graph* into = nullptr);
 // The graph is the program's from now on.
-CUresult end_capture(const std::shared_ptr<Stream>& stream, CUgraph* graph);
-// The captured node, or null with the error in `result`. The caller may still fill in the node.
-Node* capture_node(Stream& stream, std::unique_ptr<Node> node, CUresult& result);
-CUresult capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority);
+CUgraph end_capture(const std::shared_ptr<Stream>& stream);
+// The captured node, which the caller may still fill in.
+Node& capture_node(Stream& stream, std::unique_ptr<Node> node);
+void capture_command(Stream& stream, CUgraphNodeType type, Command command, int priority);
 // The nodes become the next captured one's only dependencies (`set`), or additional ones.
-CUresult change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
-                      bool set);
-CUresult capture_record(Stream& stream, Event& event);
-CUresult capture_wait(const std::shared_ptr<Stream>& stream, const Event& event);
+void change_front(Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count, bool set);
+void capture_record(Stream& stream, Event& event);
+void capture_wait(const std::shared_ptr<Stream>& stream, const Event& event);
 
 }  // namespace cudasched::simulated_driver

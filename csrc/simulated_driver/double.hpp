@@ -70,7 +70,8 @@
 // alone. Two functions of CUDA 15, which does not exist, come from cuGetProcAddress where the driver's version is that
 // high.
 //
-// Inside: shared_device (the file), driver (objects of this process, submission, progress), commands (operations'
-// effects), graph (graphs and their instantiation), node_params (the driver's structures), capture (streams to graphs),
-// entry* (the exported functions; entry_versions has those that CUDA 13.0 lacks), proc_address (their table).
+// Inside: shared_device (the file), driver (objects of this process, progress), submission (work into the device),
+// commands (operations' effects), graph (graphs and their instantiation), node_params (the driver's structures),
+// capture (streams to graphs), entry_* (the exported functions; entry_versions has those that CUDA 13.0 lacks),
+// proc_address (their table). An error is thrown where it is found, as Refused, and returned by the entry point.
 #pragma once

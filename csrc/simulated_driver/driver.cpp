@@ -34,9 +34,7 @@ bool read_setting(const char* name, T least, T most, T& value) {
   return error == std::errc{} && *end == '\0' && value >= least && value <= most;
 }
 
-SharedDevice& shared_of(const Context& context) {
-  return driver().gpus[static_cast<std::size_t>(context.device)]->shared;
-}
+SharedDevice& shared_of(const Context& context) { return gpu(context.device).shared; }
 
 // A thread's state; its end closes the thread's default streams.
 struct ThreadState {
@@ -56,67 +54,6 @@ struct ThreadState {
 };
 
 thread_local ThreadState t_state;
-
-void drop_module_functions(Module& module) {
-  for (const auto& function : module.functions) driver().functions.erase(function.get());
-}
-
-// Makes sure that the context can take `count` operations without waiting. Unlocks during the wait; the caller holds
-// `submitting`, so that no other thread fills the room.
-void make_room(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t count) {
-  const auto has_room = [&] {
-    if (context->slot < 0) return true;
-    SharedDevice::Guard device(shared_of(*context));
-    return static_cast<std::uint64_t>(kOpsPerContext - device->op_count(context->slot)) >= count;
-  };
-  if (!has_room()) wait_until(lock, context->device, has_room);
-}
-
-CUresult submit_work(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream, const Work& work,
-                     Command command, const std::shared_ptr<Record>& record, Ticket* ticket,
-                     std::shared_ptr<const void> keeps = nullptr) {
-  Context& context = *stream->context;
-  const Status status = device->submit(context.slot, stream->place, work, ticket);
-  if (status != Status::kOk) return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
-  ++stream->submitted;
-  stream->last = *ticket;
-  if (record) record->ticket = *ticket;
-  context.pending[static_cast<std::size_t>(Device::op_index(*ticket))] = {stream, std::move(command), record,
-                                                                          std::move(keeps)};
-  return CUDA_SUCCESS;
-}
-
-CUresult submit_model_wait(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream, Ticket awaited) {
-  if (device->is_complete(awaited)) return CUDA_SUCCESS;
-  Ticket ticket = 0;
-  return submit_work(device, stream, {.kind = OpKind::kWait, .wait_for = awaited}, {}, nullptr, &ticket);
-}
-
-// The implicit order between the legacy default stream and the blocking streams.
-CUresult order_with_default_stream(SharedDevice::Guard& device, const std::shared_ptr<Stream>& stream) {
-  Context& context = *stream->context;
-  if (!stream->blocking()) return CUDA_SUCCESS;
-  if (stream->kind != StreamKind::kLegacy) {
-    const Ticket legacy = context.legacy->last;
-    if (legacy == 0 || legacy == stream->last_legacy_wait) return CUDA_SUCCESS;
-    stream->last_legacy_wait = legacy;
-    return submit_model_wait(device, stream, legacy);
-  }
-  for (const auto& [key, other] : context.streams) {
-    if (other == stream || !other->blocking() || other->last == 0 || other->last == other->legacy_waited_for) continue;
-    other->legacy_waited_for = other->last;
-    if (const CUresult result = submit_model_wait(device, stream, other->last); result != CUDA_SUCCESS) return result;
-  }
-  return CUDA_SUCCESS;
-}
-
-std::uint64_t default_stream_waits(const Stream& stream) {
-  return stream.kind == StreamKind::kLegacy ? stream.context->streams.size() : 1;
-}
-
-CUresult context_state(const Context& context) {
-  return context.slot < 0 ? CUDA_ERROR_CONTEXT_IS_DESTROYED : context.sticky;
-}
 
 // Large memory costs the machine only its touched pages, so that a test can fill the device.
 constexpr std::size_t kMappedBytes = std::size_t{256} << 20;
@@ -192,6 +129,11 @@ CUresult initialize_driver() {
   return CUDA_SUCCESS;
 }
 
+SimulatedGpu& gpu(CUdevice device) {
+  require(device >= 0 && static_cast<std::size_t>(device) < driver().gpus.size(), CUDA_ERROR_INVALID_DEVICE);
+  return *driver().gpus[static_cast<std::size_t>(device)];
+}
+
 int driver_version() {
   static const int version = [] {
     int read = kVersionDefault;
@@ -208,13 +150,17 @@ std::uint64_t thread_id() {
 
 std::vector<Context*>& context_stack() { return t_state.stack; }
 
-CUresult current_context(std::shared_ptr<Context>& context) {
+std::shared_ptr<Context> current_context() {
   const std::vector<Context*>& stack = context_stack();
-  if (stack.empty() || stack.back() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const auto found = driver().contexts.find(stack.back());
-  if (found == driver().contexts.end()) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  context = found->second;
-  return context_state(*context);
+  require(!stack.empty() && stack.back() != nullptr, CUDA_ERROR_INVALID_CONTEXT);
+  std::shared_ptr<Context> context = find(driver().contexts, stack.back(), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  require_sound(*context);
+  return context;
+}
+
+void require_sound(const Context& context) {
+  require(context.slot >= 0, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  require(context.sticky == CUDA_SUCCESS, context.sticky);
 }
 
 const Green* current_green() {
@@ -224,20 +170,21 @@ const Green* current_green() {
   return found == driver().greens.end() ? nullptr : found->second.get();
 }
 
-CUresult activate_context(Context& context) {
+void activate_context(Context& context) {
   SharedDevice& shared = shared_of(context);
   {
     SharedDevice::Guard device(shared);
     const Status status = shared.create_context(device, &context.slot);
     if (status != Status::kOk) {
       context.slot = -1;
-      return status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
+      throw Refused(status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM);
     }
   }
   make_channel_group(context);
   context.sticky = CUDA_SUCCESS;
   context.pending.assign(kOpsPerContext, {});
-  return make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0, context.legacy);
+  context.legacy = make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0);
+  require(context.legacy != nullptr, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 void release_primary(Lock& lock, const std::shared_ptr<Context>& primary) {
@@ -261,13 +208,13 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   std::erase_if(state.events, [&](const auto& entry) { return ours(entry.second->context); });
   std::erase_if(state.modules, [&](const auto& entry) {
     if (!ours(entry.second->context)) return false;
-    drop_module_functions(*entry.second);
+    drop_functions(*entry.second);
     return true;
   });
   for (const auto& [key, library] : state.libraries) {
     const auto module = library->modules.find(context.get());
     if (module == library->modules.end()) continue;
-    drop_module_functions(*module->second);
+    drop_functions(*module->second);
     library->modules.erase(module);
   }
   for (const auto& [key, exec] : state.execs) {
@@ -294,14 +241,14 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
   context->pending.clear();
 }
 
-CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags, int priority,
-                     std::shared_ptr<Stream>& stream) {
+std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags,
+                                    int priority) {
   int place = 0;
   {
     SharedDevice::Guard device(shared_of(*context));
-    if (device->create_stream(context->slot, &place) != Status::kOk) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (device->create_stream(context->slot, &place) != Status::kOk) return nullptr;
   }
-  stream = std::make_shared<Stream>();
+  auto stream = std::make_shared<Stream>();
   stream->context = context;
   stream->kind = kind;
   stream->place = place;
@@ -310,7 +257,15 @@ CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, u
   stream->green = current_green();
   stream->id = driver().next_id++;
   context->streams.emplace(stream.get(), stream);
-  return CUDA_SUCCESS;
+  return stream;
+}
+
+CUstream open_stream(const std::shared_ptr<Context>& context, unsigned flags, int priority, const Green* green) {
+  const std::shared_ptr<Stream> stream = make_stream(context, StreamKind::kOrdinary, flags, priority);
+  require(stream != nullptr, CUDA_ERROR_OUT_OF_MEMORY);
+  stream->green = green;
+  driver().streams.emplace(stream.get(), stream);
+  return reinterpret_cast<CUstream>(stream.get());
 }
 
 void close_stream(const std::shared_ptr<Stream>& stream) {
@@ -326,65 +281,57 @@ void close_stream(const std::shared_ptr<Stream>& stream) {
   if (stream_idle(*stream)) context.streams.erase(stream.get());
 }
 
-CUresult find_stream(CUstream handle, std::shared_ptr<Stream>& stream) {
+std::shared_ptr<Stream> find_stream(CUstream handle) {
   if (handle != nullptr && handle != CU_STREAM_LEGACY && handle != CU_STREAM_PER_THREAD) {
-    const auto found = driver().streams.find(reinterpret_cast<Stream*>(handle));
-    if (found == driver().streams.end()) return CUDA_ERROR_INVALID_HANDLE;
-    stream = found->second;
-    return context_state(*stream->context);
+    std::shared_ptr<Stream> stream = find(driver().streams, handle);
+    require_sound(*stream->context);
+    return stream;
   }
-  std::shared_ptr<Context> context;
-  if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
-  if (handle != CU_STREAM_PER_THREAD) {
-    stream = context->legacy;
-    return CUDA_SUCCESS;
-  }
-  std::shared_ptr<Stream>& own = context->per_thread[thread_id()];
-  if (!own) {
-    const CUresult result = make_stream(context, StreamKind::kPerThread, 0, 0, own);
-    if (result != CUDA_SUCCESS) {
-      context->per_thread.erase(thread_id());
-      return result;
-    }
-  }
-  stream = own;
-  return CUDA_SUCCESS;
+  const std::shared_ptr<Context> context = current_context();
+  if (handle != CU_STREAM_PER_THREAD) return context->legacy;
+  if (const auto own = context->per_thread.find(thread_id()); own != context->per_thread.end()) return own->second;
+  std::shared_ptr<Stream> made = make_stream(context, StreamKind::kPerThread, 0, 0);
+  require(made != nullptr, CUDA_ERROR_OUT_OF_MEMORY);
+  context->per_thread.emplace(thread_id(), made);
+  return made;
 }
 
-CUresult find_event(CUevent handle, std::shared_ptr<Event>& event) {
-  const auto found = driver().events.find(reinterpret_cast<Event*>(handle));
-  if (found == driver().events.end()) return CUDA_ERROR_INVALID_HANDLE;
-  event = found->second;
-  return context_state(*event->context);
+std::shared_ptr<Event> find_event(CUevent handle) {
+  std::shared_ptr<Event> event = find(driver().events, handle);
+  require_sound(*event->context);
+  return event;
 }
 
-CUresult find_function(CUfunction handle, const std::shared_ptr<Context>& context, Function*& function) {
+Function& find_function(CUfunction handle, const std::shared_ptr<Context>& context) {
   const auto found = driver().functions.find(reinterpret_cast<Function*>(handle));
-  if (found != driver().functions.end()) {
-    function = found->second;
-    return CUDA_SUCCESS;
-  }
-  const auto kernel = driver().kernels.find(reinterpret_cast<Kernel*>(handle));
-  if (kernel == driver().kernels.end()) return CUDA_ERROR_INVALID_HANDLE;
-  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  function = function_of(*kernel->second, context);
-  return CUDA_SUCCESS;
+  if (found != driver().functions.end()) return *found->second;
+  Kernel& kernel = *find(driver().kernels, handle);
+  require(context != nullptr, CUDA_ERROR_INVALID_CONTEXT);
+  return function_of(kernel, context);
 }
 
-Function* function_of(Kernel& kernel, const std::shared_ptr<Context>& context) {
+Function& function_of(Kernel& kernel, const std::shared_ptr<Context>& context) {
   std::unique_ptr<Module>& module = kernel.library->modules[context.get()];
-  if (!module) {
-    module = std::make_unique<Module>();
-    module->context = context;
-    for (const auto& spec : kernel.library->specs) {
-      auto function = std::make_unique<Function>();
-      function->module = module.get();
-      function->spec = spec;
-      driver().functions.emplace(function.get(), function.get());
-      module->functions.push_back(std::move(function));
-    }
+  if (!module) module = make_module(context, kernel.library->specs);
+  return *module->functions[kernel.index];
+}
+
+std::unique_ptr<Module> make_module(const std::shared_ptr<Context>& context,
+                                    const std::vector<std::shared_ptr<const KernelSpec>>& specs) {
+  auto module = std::make_unique<Module>();
+  module->context = context;
+  for (const auto& spec : specs) {
+    auto function = std::make_unique<Function>();
+    function->module = module.get();
+    function->spec = spec;
+    driver().functions.emplace(function.get(), function.get());
+    module->functions.push_back(std::move(function));
   }
-  return module->functions[kernel.index].get();
+  return module;
+}
+
+void drop_functions(const Module& module) {
+  for (const auto& function : module.functions) driver().functions.erase(function.get());
 }
 
 CUstream per_thread(CUstream stream) { return stream == nullptr ? CU_STREAM_PER_THREAD : stream; }
@@ -405,11 +352,10 @@ const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std
   return &next->second;
 }
 
-bool take_device_memory(const Context& context, std::size_t bytes) {
-  if (context.slot < 0) return false;
+void take_device_memory(const Context& context, std::size_t bytes) {
   SharedDevice& shared = shared_of(context);
   SharedDevice::Guard device(shared);
-  return shared.take_memory(device, context.slot, bytes);
+  require(context.slot >= 0 && shared.take_memory(device, context.slot, bytes), CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 void give_device_memory_back(const Context& context, std::size_t bytes) {
@@ -420,45 +366,34 @@ void give_device_memory_back(const Context& context, std::size_t bytes) {
 }
 
 std::size_t free_device_memory(int ordinal) {
-  SharedDevice& shared = driver().gpus[static_cast<std::size_t>(ordinal)]->shared;
+  SharedDevice& shared = gpu(ordinal).shared;
   SharedDevice::Guard device(shared);
   return shared.free_memory(device);
 }
 
-std::size_t device_memory(int ordinal) {
-  return driver().gpus[static_cast<std::size_t>(ordinal)]->shared.memory_bytes();
-}
-
-CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
-                  std::uintptr_t& address) {
-  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  Driver& state = driver();
+std::uintptr_t allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags) {
+  require(bytes != 0);
+  require(bytes <= kLargestBytes, CUDA_ERROR_OUT_OF_MEMORY);
   const bool on_device = type == CU_MEMORYTYPE_DEVICE;
-  if (bytes > kLargestBytes) return CUDA_ERROR_OUT_OF_MEMORY;
-  if (on_device && !take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (on_device) take_device_memory(*context, bytes);
   void* const memory = take_memory(bytes);
   if (memory == nullptr) {
     if (on_device) give_device_memory_back(*context, bytes);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    throw Refused(CUDA_ERROR_OUT_OF_MEMORY);
   }
-  address = reinterpret_cast<std::uintptr_t>(memory);
-  state.allocations.emplace(address, Allocation{.bytes = bytes, .type = type, .context = context, .flags = flags});
-  return CUDA_SUCCESS;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  driver().allocations.emplace(address, Allocation{.bytes = bytes, .type = type, .context = context, .flags = flags});
+  return address;
 }
 
-bool release_memory(std::uintptr_t address) {
-  Driver& state = driver();
-  const auto found = state.allocations.find(address);
-  if (found == state.allocations.end()) return false;
-  const std::size_t bytes = found->second.bytes;
-  if (found->second.mapped) {
-    state.allocations.erase(found);  // physical memory has a life of its own
-    return true;
-  }
-  if (found->second.type == CU_MEMORYTYPE_DEVICE) give_device_memory_back(*found->second.context, bytes);
-  state.allocations.erase(found);
-  give_memory_back(reinterpret_cast<void*>(address), bytes);
-  return true;
+void release_memory(std::uintptr_t address) {
+  const auto found = driver().allocations.find(address);
+  if (found == driver().allocations.end()) return;
+  const Allocation released = found->second;
+  driver().allocations.erase(found);
+  if (released.mapped) return;  // physical memory has a life of its own
+  if (released.type == CU_MEMORYTYPE_DEVICE) give_device_memory_back(*released.context, released.bytes);
+  give_memory_back(reinterpret_cast<void*>(address), released.bytes);
 }
 
 void progress(Lock& lock) {
@@ -503,7 +438,7 @@ void progress(Lock& lock) {
 void sleep_until_next_event(Lock& lock, int device) {
   std::int64_t wait_ns = kSleepMaxNs;
   if (driver().completed.empty()) {
-    SharedDevice& shared = driver().gpus[static_cast<std::size_t>(device)]->shared;
+    SharedDevice& shared = gpu(device).shared;
     SharedDevice::Guard guard(shared);
     const std::int64_t next = guard->next_event_ns();
     if (next != kNever) wait_ns = std::min(wait_ns, shared.to_real_ns(next - shared.simulated_now_ns()));
@@ -512,253 +447,6 @@ void sleep_until_next_event(Lock& lock, int device) {
   const timespec pause{.tv_sec = 0, .tv_nsec = std::max(wait_ns, kSleepMinNs)};
   nanosleep(&pause, nullptr);
   lock.lock();
-}
-
-CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
-                        std::shared_ptr<Record> record, std::optional<int> priority) {
-  lock.unlock();
-  const Lock turn(driver().submitting);
-  lock.lock();
-  make_room(lock, stream->context, default_stream_waits(*stream) + 1);
-  if (const CUresult state = context_state(*stream->context); state != CUDA_SUCCESS) return state;
-  SharedDevice::Guard device(shared_of(*stream->context));
-  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
-  const Work work = work_of(command, priority.value_or(stream->priority));
-  Ticket ticket = 0;
-  return submit_work(device, stream, work, std::move(command), record, &ticket);
-}
-
-CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record) {
-  if (record->done) return CUDA_SUCCESS;
-  if (record->context->device != stream->context->device) {
-    wait_until(lock, record->context->device, [&] { return record->done; });
-    return CUDA_SUCCESS;
-  }
-  lock.unlock();
-  const Lock turn(driver().submitting);
-  lock.lock();
-  make_room(lock, stream->context, default_stream_waits(*stream) + 1);
-  if (const CUresult state = context_state(*stream->context); state != CUDA_SUCCESS) return state;
-  SharedDevice::Guard device(shared_of(*stream->context));
-  if (const CUresult result = order_with_default_stream(device, stream); result != CUDA_SUCCESS) return result;
-  return submit_model_wait(device, stream, record->ticket);
-}
-
-namespace {
-
-// Operations of one graph launch, put into the device as there is room. Holds the device's lock in between.
-class GraphSubmission {
- public:
-  GraphSubmission(Lock& lock, const std::shared_ptr<Context>& context, std::uint64_t op_count)
-      : lock_(lock), context_(context), left_(op_count) {}
-
-  // Waits for a completed operation of the same context, which the ticket names.
-  CUresult wait(const std::shared_ptr<Stream>& stream, Ticket awaited) {
-    if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
-    return submit_model_wait(*device_, stream, awaited);
-  }
-
-  CUresult work(const std::shared_ptr<Stream>& stream, const Work& work, Command command, Ticket* ticket,
-                const std::shared_ptr<Record>& record = nullptr, std::shared_ptr<const void> keeps = nullptr) {
-    if (const CUresult result = enter(); result != CUDA_SUCCESS) return result;
-    return submit_work(*device_, stream, work, std::move(command), record, ticket, std::move(keeps));
-  }
-
-  // Until all work of the stream is done, with its effects.
-  CUresult settle(const std::shared_ptr<Stream>& stream) {
-    auto record = std::make_shared<Record>();
-    record->context = context_.get();
-    if (const CUresult result = work(stream, {}, {}, &record->ticket, record); result != CUDA_SUCCESS) return result;
-    device_.reset();
-    room_ = 0;
-    wait_until(lock_, context_->device, [&] { return record->done || context_->slot < 0; });
-    return context_state(*context_);
-  }
-
-  void expect(std::uint64_t op_count) { left_ += op_count; }
-
-  CUresult order_with_default(const std::shared_ptr<Stream>& stream) {
-    const std::uint64_t waits = default_stream_waits(*stream);
-    left_ += waits;
-    if (const CUresult result = enter(waits); result != CUDA_SUCCESS) return result;
-    return order_with_default_stream(*device_, stream);
-  }
-
- private:
-  static constexpr std::uint64_t kStep = 256;
-
-  // Room for `count` operations more.
-  CUresult enter(std::uint64_t count = 1) {
-    if (room_ < count || !device_) {
-      device_.reset();
-      room_ = std::max(count, std::min(left_, room_ == 0 && first_ ? std::uint64_t{kOpsPerContext} : kStep));
-      first_ = false;
-      make_room(lock_, context_, room_);
-      if (const CUresult state = context_state(*context_); state != CUDA_SUCCESS) return state;
-      device_.emplace(shared_of(*context_));
-    }
-    room_ -= count;
-    left_ -= std::min(left_, count);
-    return CUDA_SUCCESS;
-  }
-
-  Lock& lock_;
-  const std::shared_ptr<Context>& context_;
-  std::uint64_t left_;
-  std::uint64_t room_ = 0;
-  bool first_ = true;
-  std::optional<SharedDevice::Guard> device_;
-};
-
-// The stream and as many lanes as the graph wants, less where the context has no more streams.
-std::vector<std::shared_ptr<Stream>> choose_lanes(const std::shared_ptr<Stream>& stream, std::size_t count) {
-  constexpr std::size_t kLanesOfContext = 64;
-  const std::shared_ptr<Context>& context = stream->context;
-  std::vector<std::shared_ptr<Stream>> lanes{stream};
-  std::vector<std::shared_ptr<Stream>> busy;
-  {
-    SharedDevice::Guard device(shared_of(*context));
-    for (const auto& lane : context->lanes) {
-      if (lanes.size() == count) break;
-      (device->is_complete(lane->last) ? lanes : busy).push_back(lane);
-    }
-  }
-  while (lanes.size() < count && context->lanes.size() < kLanesOfContext) {
-    std::shared_ptr<Stream> lane;
-    if (make_stream(context, StreamKind::kLane, CU_STREAM_NON_BLOCKING, 0, lane) != CUDA_SUCCESS) break;
-    context->lanes.push_back(lane);
-    lanes.push_back(std::move(lane));
-  }
-  for (std::size_t i = 0; lanes.size() < count && i < busy.size(); ++i) lanes.push_back(busy[i]);
-  return lanes;
-}
-
-// Memory that a launch allocates must have been freed since the launch before, and the reverse.
-CUresult check_graph_memory(const Exec& exec) {
-  const bool auto_free = (exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-  std::unordered_map<const GraphMemory*, bool> live;
-  for (std::size_t i = 0; i < exec.states->size(); ++i) {
-    const auto* const of = std::get_if<GraphMemoryCommand>(&(*exec.states)[i].command);
-    if (of == nullptr) continue;
-    const bool allocates = exec.structure->nodes[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-    const auto [entry, fresh] = live.try_emplace(of->memory.get(), of->memory->live && !(allocates && auto_free));
-    if (entry->second == allocates) return CUDA_ERROR_INVALID_VALUE;
-    entry->second = allocates;
-  }
-  return CUDA_SUCCESS;
-}
-
-bool decided(const ExecNode& node, std::size_t& chosen) {
-  const auto found = driver().conditions.find(node.condition);
-  const unsigned value = found == driver().conditions.end() ? 0 : found->second.value;
-  switch (node.decides) {
-    case CU_GRAPH_COND_TYPE_IF:
-      chosen = value != 0 ? 0 : 1;
-      break;
-    case CU_GRAPH_COND_TYPE_WHILE:
-      chosen = value != 0 ? 0 : node.bodies.size();
-      break;
-    default:
-      chosen = value;
-  }
-  return chosen < node.bodies.size();
-}
-
-// A conditional node whose dependencies are earlier in the stream.
-CUresult submit_conditional(GraphSubmission& submission, const std::shared_ptr<Stream>& stream, const ExecNode& node) {
-  CUresult result = submission.settle(stream);
-  for (std::size_t chosen = 0; result == CUDA_SUCCESS && decided(node, chosen);) {
-    const ExecBody& body = *node.bodies[chosen];
-    submission.expect(body.structure->op_count);
-    for (std::size_t i = 0; result == CUDA_SUCCESS && i < body.states.size(); ++i) {
-      const ExecNode& inner = body.structure->nodes[i];
-      const ExecState& state = body.states[i];
-      if (inner.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-        result = submit_conditional(submission, stream, inner);
-        continue;
-      }
-      Ticket ticket = 0;
-      const Work work = work_of(state.command, std::clamp(state.priority, kGreatestPriority, 0));
-      result = submission.work(stream, work, state.command, &ticket);
-    }
-    if (result != CUDA_SUCCESS || node.decides != CU_GRAPH_COND_TYPE_WHILE) break;
-    result = submission.settle(stream);
-  }
-  return result;
-}
-
-}  // namespace
-
-CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec) {
-  lock.unlock();
-  const Lock turn(driver().submitting);
-  lock.lock();
-  const std::shared_ptr<Context> context = stream->context;
-  if (const CUresult state = context_state(*context); state != CUDA_SUCCESS) return state;
-  if (!driver().execs.contains(exec.get())) return CUDA_ERROR_INVALID_HANDLE;
-  if (const CUresult result = check_graph_memory(*exec); result != CUDA_SUCCESS) return result;
-  if (exec->context != context) {
-    exec->last = 0;
-    exec->context = context;
-  }
-  const auto structure = exec->structure;
-  const auto states = exec->states;
-  const auto holds = exec->holds;
-  const std::vector<std::shared_ptr<Stream>> lanes = choose_lanes(stream, structure->lane_count);
-  // The conditions at the launch's turn: after the launch before has set them.
-  GraphSubmission submission(lock, context, structure->op_count);
-  Ticket start = 0;
-  CUresult result = submission.order_with_default(stream);
-  if (result == CUDA_SUCCESS) result = submission.wait(stream, exec->last);
-  if (result == CUDA_SUCCESS && !exec->defaults.empty()) {
-    result = submission.settle(stream);
-    for (const CUgraphConditionalHandle handle : exec->defaults) {
-      Condition& condition = driver().conditions.at(handle);
-      condition.value = condition.default_value;
-    }
-  }
-  if (result == CUDA_SUCCESS) result = submission.work(stream, {}, {}, &start);
-  std::vector<bool> started(lanes.size(), false);
-  std::vector<Ticket> tickets(structure->nodes.size(), 0);
-  for (std::size_t i = 0; result == CUDA_SUCCESS && i < structure->nodes.size(); ++i) {
-    const ExecNode& node = structure->nodes[i];
-    const ExecState& state = (*states)[i];
-    const std::size_t lane = node.lane % lanes.size();
-    if (lane != 0 && !started[lane]) {
-      started[lane] = true;
-      result = submission.wait(lanes[lane], start);
-    }
-    for (const std::size_t dependency : node.dependencies) {
-      if (result != CUDA_SUCCESS || structure->nodes[dependency].lane % lanes.size() == lane) continue;
-      result = submission.wait(lanes[lane], tickets[dependency]);
-    }
-    if (result != CUDA_SUCCESS) break;
-    std::shared_ptr<Record> record;
-    const auto* const event = std::get_if<EventCommand>(&state.command);
-    if (event != nullptr && node.type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) {
-      record = std::make_shared<Record>();
-      record->context = context.get();
-    } else if (event != nullptr && event->event->record && !event->event->record->done) {
-      result = submission.wait(lanes[lane], event->event->record->ticket);
-      if (result != CUDA_SUCCESS) break;
-    }
-    if (const auto* const memory = std::get_if<GraphMemoryCommand>(&state.command)) {
-      memory->memory->live = node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-    }
-    if (node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) result = submit_conditional(submission, lanes[lane], node);
-    if (result != CUDA_SUCCESS) break;
-    Command command = state.enabled ? state.command : Command{};
-    const Work work = work_of(command, std::clamp(state.priority, kGreatestPriority, 0));
-    result = submission.work(lanes[lane], work, std::move(command), &tickets[i], record);
-    if (result == CUDA_SUCCESS && record) event->event->record = std::move(record);
-  }
-  for (std::size_t lane = 1; result == CUDA_SUCCESS && lane < lanes.size(); ++lane) {
-    if (started[lane]) result = submission.wait(stream, lanes[lane]->last);
-  }
-  Ticket end = 0;
-  if (result == CUDA_SUCCESS) result = submission.work(stream, {}, {}, &end, nullptr, holds);
-  if (result == CUDA_SUCCESS) exec->last = end;
-  return result;
 }
 
 void run_destructors() {
@@ -773,30 +461,38 @@ void run_destructors() {
   for (const HostCommand& destructor : due) call_host(destructor.function, destructor.data);
 }
 
-CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream) {
-  const std::shared_ptr<Context> context = stream->context;
+namespace {
+
+// Until the work that these streams have now is done, or their context is gone.
+template <class Wanted>
+void wait_for(Lock& lock, const Context& context, Wanted wanted) {
   std::vector<std::pair<std::shared_ptr<Stream>, std::uint64_t>> targets;
-  for (const auto& [key, other] : context->streams) {
-    const bool wanted = other == stream || (stream->kind == StreamKind::kLegacy && other->blocking());
-    if (wanted && !stream_idle(*other)) targets.emplace_back(other, other->submitted);
+  for (const auto& [key, stream] : context.streams) {
+    if (!stream_idle(*stream) && wanted(*stream)) targets.emplace_back(stream, stream->submitted);
   }
-  wait_until(lock, context->device, [&] {
+  wait_until(lock, context.device, [&] {
     std::erase_if(targets, [](const auto& target) { return target.first->applied >= target.second; });
-    return targets.empty() || context->slot < 0;
+    return targets.empty() || context.slot < 0;
   });
-  return context_state(*context);
 }
 
-CUresult synchronize_context(Lock& lock, const std::shared_ptr<Context>& context) {
-  std::vector<std::pair<std::shared_ptr<Stream>, std::uint64_t>> targets;
-  for (const auto& [key, stream] : context->streams) {
-    if (!stream_idle(*stream)) targets.emplace_back(stream, stream->submitted);
-  }
-  wait_until(lock, context->device, [&] {
-    std::erase_if(targets, [](const auto& target) { return target.first->applied >= target.second; });
-    return targets.empty() || context->slot < 0;
+}  // namespace
+
+void synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream) {
+  const std::shared_ptr<Context> context = stream->context;
+  wait_for(lock, *context, [&](const Stream& other) {
+    return &other == stream.get() || (stream->kind == StreamKind::kLegacy && other.blocking());
   });
-  return context_state(*context);
+  require_sound(*context);
+}
+
+void synchronize_context(Lock& lock, const std::shared_ptr<Context>& context) {
+  settle(lock, *context);
+  require_sound(*context);
+}
+
+void settle(Lock& lock, const Context& context) {
+  wait_for(lock, context, [](const Stream&) { return true; });
 }
 
 bool stream_idle(const Stream& stream) { return stream.applied == stream.submitted; }

@@ -1,6 +1,7 @@
 // The objects of this process behind the driver's handles, and the submission and completion of work. One mutex, held
 // through a Lock, guards all objects. The mutex is taken before a device's lock and never held while an effect runs or
-// a thread sleeps. Entry points go through with_driver or with_context, which take the mutex.
+// a thread sleeps. Entry points go through with_driver, which takes the mutex. The functions that it calls throw
+// Refused where the driver returns an error.
 #pragma once
 
 #include <cuda.h>
@@ -16,6 +17,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -25,6 +27,7 @@
 #include "simulated_driver/graph.hpp"
 #include "simulated_driver/image.hpp"
 #include "simulated_driver/kill_at.hpp"
+#include "simulated_driver/refused.hpp"
 #include "simulated_driver/shared_device.hpp"
 
 // Of cudaProfiler.h, which CUDA's header wheels leave out.
@@ -78,12 +81,15 @@ struct Event {
   std::vector<Edge> captured;
 };
 
+inline constexpr int kSharedBytesDefault = 48 * 1024;
+inline constexpr int kSharedBytesOptIn = 227 * 1024;
+
 struct Module;
 
 struct Function {
   Module* module = nullptr;
   std::shared_ptr<const KernelSpec> spec;
-  int dynamic_shared_bytes_max = 48 * 1024;
+  int dynamic_shared_bytes_max = kSharedBytesDefault;
   int carveout = -1;
   int non_portable_cluster = 0;
 };
@@ -234,45 +240,57 @@ int driver_version();
 // Of the calling thread; its default streams are closed when it ends.
 std::uint64_t thread_id();
 
+// Of the device's ordinal, else INVALID_DEVICE.
+SimulatedGpu& gpu(CUdevice device);
+
 std::vector<Context*>& context_stack();
-CUresult current_context(std::shared_ptr<Context>& context);
+std::shared_ptr<Context> current_context();
 // The green context that is current to the calling thread, or null.
 const Green* current_green();
+// The context is there, and no operation of it has failed.
+void require_sound(const Context& context);
 
-CUresult activate_context(Context& context);
+void activate_context(Context& context);
 // Waits for the context's work, then frees all its resources.
 void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context);
+// The context's last user is gone.
+void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
 
-CUresult make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags, int priority,
-                     std::shared_ptr<Stream>& stream);
+// Null: the context has as many as it may.
+std::shared_ptr<Stream> make_stream(const std::shared_ptr<Context>& context, StreamKind kind, unsigned flags,
+                                    int priority);
+// For the program.
+CUstream open_stream(const std::shared_ptr<Context>& context, unsigned flags, int priority, const Green* green);
 void close_stream(const std::shared_ptr<Stream>& stream);
 
 // The stream behind a handle: null and CU_STREAM_LEGACY are the current context's legacy stream.
-CUresult find_stream(CUstream handle, std::shared_ptr<Stream>& stream);
-CUresult find_event(CUevent handle, std::shared_ptr<Event>& event);
+std::shared_ptr<Stream> find_stream(CUstream handle);
+std::shared_ptr<Event> find_event(CUevent handle);
 // A CUfunction, or a CUkernel cast to one (loaded into `context`).
-CUresult find_function(CUfunction handle, const std::shared_ptr<Context>& context, Function*& function);
-Function* function_of(Kernel& kernel, const std::shared_ptr<Context>& context);
+Function& find_function(CUfunction handle, const std::shared_ptr<Context>& context);
+Function& function_of(Kernel& kernel, const std::shared_ptr<Context>& context);
+std::unique_ptr<Module> make_module(const std::shared_ptr<Context>& context,
+                                    const std::vector<std::shared_ptr<const KernelSpec>>& specs);
+// Their handles mean nothing any more.
+void drop_functions(const Module& module);
 
 CUstream per_thread(CUstream stream);
 
 // A checked launch; the grid, block and shared memory of `config` count, its stream and attributes do not.
-CUresult make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& context, const CUlaunchConfig& config,
-                             void** params, void** extra, bool cooperative, KernelCommand& kernel);
+KernelCommand make_kernel_command(CUfunction handle, const std::shared_ptr<Context>& context,
+                                  const CUlaunchConfig& config, void** params, void** extra, bool cooperative);
 
 // Memory. An address inside an allocation finds that one; null if there is none, or if the allocation ends before
 // `bytes`.
 const Allocation* find_allocation(std::uintptr_t address, std::size_t bytes, std::uintptr_t* base = nullptr);
-CUresult allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags,
-                  std::uintptr_t& address);
-bool release_memory(std::uintptr_t address);
+std::uintptr_t allocate(const std::shared_ptr<Context>& context, std::size_t bytes, CUmemorytype type, unsigned flags);
+void release_memory(std::uintptr_t address);
 // In a range of cuMemAddressReserve, whether or not anything is mapped there.
 bool is_reserved(std::uintptr_t address, std::size_t bytes);
 // Of the device, which all its processes share; without an address.
-bool take_device_memory(const Context& context, std::size_t bytes);
+void take_device_memory(const Context& context, std::size_t bytes);
 void give_device_memory_back(const Context& context, std::size_t bytes);
 std::size_t free_device_memory(int device);
-std::size_t device_memory(int device);
 
 // Runs the model up to now and applies the completed operations (unless another thread is doing so).
 void progress(Lock& lock);
@@ -281,22 +299,21 @@ template <class Done>
 void wait_until(Lock& lock, int device, Done done);
 void sleep_until_next_event(Lock& lock, int device);
 
-// The context's last user is gone.
-void release_primary(Lock& lock, const std::shared_ptr<Context>& primary);
-
 // Puts a command into a stream, after the waits that the default stream demands. The stream must not be capturing.
 // Unlocks while the context's table is full. The mutex `submitting` must not be held by the caller.
-CUresult submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
-                        std::shared_ptr<Record> record = nullptr, std::optional<int> priority = {});
-CUresult submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record);
+void submit_command(Lock& lock, const std::shared_ptr<Stream>& stream, Command command,
+                    std::shared_ptr<Record> record = nullptr, std::optional<int> priority = {});
+void submit_wait(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Record>& record);
 // A graph of more operations than the context's table holds goes in as room comes.
-CUresult submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec);
+void submit_exec(Lock& lock, const std::shared_ptr<Stream>& stream, const std::shared_ptr<Exec>& exec);
 
 // Destructors of user objects that have become due, on the calling thread, which must hold no lock.
 void run_destructors();
 
-CUresult synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream);
-CUresult synchronize_context(Lock& lock, const std::shared_ptr<Context>& context);
+void synchronize_stream(Lock& lock, const std::shared_ptr<Stream>& stream);
+void synchronize_context(Lock& lock, const std::shared_ptr<Context>& context);
+// As synchronize_context(), of a context that may have failed.
+void settle(Lock& lock, const Context& context);
 bool stream_idle(const Stream& stream);
 
 template <class Done>
@@ -304,15 +321,37 @@ void wait_until(Lock& lock, int device, Done done) {
   for (progress(lock); !done(); progress(lock)) sleep_until_next_event(lock, device);
 }
 
+// The object behind a handle, in a table of the driver's.
+template <class Table, class Handle>
+auto& find(Table& table, Handle handle, CUresult otherwise = CUDA_ERROR_INVALID_HANDLE) {
+  using Key = typename Table::key_type;
+  const auto found = [&] {
+    if constexpr (std::is_pointer_v<Key>) {
+      return table.find(reinterpret_cast<Key>(handle));
+    } else {
+      return table.find(Key{handle});
+    }
+  }();
+  require(found != table.end(), otherwise);
+  return found->second;
+}
+
+// An entry point: call(lock), of which the result is returned; of none, success.
 template <class F>
 CUresult with_driver(F call) {
   const Steps steps;
   try {
     if (const CUresult result = may_call(); result != CUDA_SUCCESS) return result;
     CUresult result = CUDA_SUCCESS;
-    {
+    try {
       Lock lock(driver().mutex);
-      result = call(lock);
+      if constexpr (std::is_void_v<decltype(call(lock))>) {
+        call(lock);
+      } else {
+        result = call(lock);
+      }
+    } catch (const Refused& refused) {
+      result = refused.result;
     }
     run_destructors();
     return result;
@@ -323,13 +362,11 @@ CUresult with_driver(F call) {
   }
 }
 
-template <class F>
-CUresult with_context(F call) {
-  return with_driver([&](Lock& lock) {
-    std::shared_ptr<Context> context;
-    if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
-    return call(lock, context);
-  });
+// An entry point that gives what read() returns.
+template <class T, class F>
+CUresult give(T* to, F read) {
+  if (to == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) { *to = read(); });
 }
 
 }  // namespace cudasched::simulated_driver

@@ -1,5 +1,4 @@
 // Entry points: stream capture.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 #include <algorithm>
@@ -15,19 +14,17 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
                       const CUgraphNode** dependencies, const CUgraphEdgeData** edges, std::size_t* count) {
   if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
     if (stream->kind == StreamKind::kLegacy) {
       for (const auto& [key, other] : stream->context->streams) {
-        if (other->capture && other->blocking()) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        require(!other->capture || !other->blocking(), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
       }
     }
     *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (!stream->capture) return CUDA_SUCCESS;
+    if (!stream->capture) return;
     Capture& capture = *stream->capture;
     *status = capture.invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    if (capture.invalidated) return CUDA_SUCCESS;
+    if (capture.invalidated) return;
     if (id != nullptr) *id = capture.id;
     if (graph != nullptr) *graph = reinterpret_cast<CUgraph>(capture.graph);
     capture.told.clear();
@@ -38,12 +35,15 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
       capture.told_edges.push_back(edge.data);
       plain = plain && edge.data.type == 0 && edge.data.from_port == 0;
     }
-    if (dependencies != nullptr && edges == nullptr && !plain) return CUDA_ERROR_LOSSY_QUERY;
+    require(dependencies == nullptr || edges != nullptr || plain, CUDA_ERROR_LOSSY_QUERY);
     if (dependencies != nullptr) *dependencies = capture.told.data();
     if (edges != nullptr) *edges = plain ? nullptr : capture.told_edges.data();
     if (count != nullptr) *count = stream->capture_front.size();
-    return CUDA_SUCCESS;
   });
+}
+
+bool is_mode(CUstreamCaptureMode mode) {
+  return mode >= CU_STREAM_CAPTURE_MODE_GLOBAL && mode <= CU_STREAM_CAPTURE_MODE_RELAXED;
 }
 
 }  // namespace
@@ -55,12 +55,8 @@ extern "C" {
 using namespace cudasched::simulated_driver;
 
 CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    const CUresult result = find_stream(handle, stream);
-    return result == CUDA_SUCCESS ? begin_capture(stream, mode) : result;
-  });
+  if (!is_mode(mode)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) { begin_capture(find_stream(handle), mode); });
 }
 
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
@@ -79,10 +75,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
     *graph = nullptr;
-    std::shared_ptr<Stream> stream;
-    const CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    return end_capture(stream, graph);
+    *graph = end_capture(find_stream(handle));
   });
 }
 
@@ -128,30 +121,19 @@ CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus* 
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return with_driver([&](Lock&) {
-    std::swap(*mode, thread_capture_mode());
-    return CUDA_SUCCESS;
-  });
+  if (mode == nullptr || !is_mode(*mode)) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) { std::swap(*mode, thread_capture_mode()); });
 }
 
 CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle, const CUgraphNode* dependencies,
                                      const CUgraphEdgeData* data, size_t count, CUstreamCaptureMode mode) {
-  if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+  if (!is_mode(mode) || (count != 0 && dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    Graph* const graph = known_graph(graph_handle);
-    if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    for (std::size_t i = 0; i < count; ++i) {
-      const Node* const node = dependencies == nullptr ? nullptr : known_node(dependencies[i]);
-      if (node == nullptr || node->graph != graph) return CUDA_ERROR_INVALID_VALUE;
-    }
-    result = begin_capture(stream, mode, graph);
-    return result == CUDA_SUCCESS ? change_front(*stream, dependencies, data, count, true) : result;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    Graph& graph = find_graph(graph_handle);
+    for (std::size_t i = 0; i < count; ++i) require(find_node(dependencies[i]).graph == &graph);
+    begin_capture(stream, mode, &graph);
+    change_front(*stream, dependencies, data, count, true);
   });
 }
 
@@ -164,11 +146,10 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode* depe
                                               size_t count, unsigned flags) {
   if (flags > CU_STREAM_SET_CAPTURE_DEPENDENCIES) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    std::shared_ptr<Stream> stream;
-    if (const CUresult result = find_stream(handle, stream); result != CUDA_SUCCESS) return result;
-    if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
-    if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    return change_front(*stream, dependencies, data, count, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    require(stream->capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
+    require(!stream->capture->invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    change_front(*stream, dependencies, data, count, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
   });
 }
 

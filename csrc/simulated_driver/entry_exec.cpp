@@ -1,5 +1,4 @@
 // Entry points: executable graphs and user objects.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 #include <climits>
@@ -11,12 +10,7 @@
 namespace cudasched::simulated_driver {
 namespace {
 
-CUresult find_exec(CUgraphExec handle, std::shared_ptr<Exec>& exec) {
-  const auto found = driver().execs.find(reinterpret_cast<Exec*>(handle));
-  if (found == driver().execs.end()) return CUDA_ERROR_INVALID_VALUE;
-  exec = found->second;
-  return CUDA_SUCCESS;
-}
+std::shared_ptr<Exec> find_exec(CUgraphExec handle) { return find(driver().execs, handle, CUDA_ERROR_INVALID_VALUE); }
 
 CUgraphNode handle_of(const Node* node) { return reinterpret_cast<CUgraphNode>(const_cast<Node*>(node)); }
 
@@ -26,16 +20,11 @@ CUresult instantiate_graph(CUgraphExec* handle, CUgraph graph_handle, unsigned l
                                         CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH |
                                         CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
   error.why = CUDA_GRAPH_INSTANTIATE_ERROR;
-  if (handle == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Graph* const graph = known_graph(graph_handle);
-    if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    std::shared_ptr<Exec> exec;
-    const CUresult result = instantiate(*graph, flags, exec, error);
-    if (result != CUDA_SUCCESS) return result;
-    *handle = reinterpret_cast<CUgraphExec>(exec.get());
-    driver().execs.emplace(exec.get(), std::move(exec));
-    return CUDA_SUCCESS;
+  if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return give(handle, [&] {
+    const std::shared_ptr<Exec> exec = instantiate(find_graph(graph_handle), flags, error);
+    driver().execs.emplace(exec.get(), exec);
+    return reinterpret_cast<CUgraphExec>(exec.get());
   });
 }
 
@@ -51,68 +40,48 @@ CUresult instantiate_logged(CUgraphExec* exec, CUgraph graph, CUgraphNode* error
 CUresult update_exec(CUgraphExec exec_handle, CUgraph graph_handle, UpdateOutcome& outcome) {
   outcome.result = CU_GRAPH_EXEC_UPDATE_ERROR;
   return with_driver([&](Lock&) {
-    std::shared_ptr<Exec> exec;
-    const Graph* const graph = known_graph(graph_handle);
-    const CUresult result = find_exec(exec_handle, exec);
-    if (result != CUDA_SUCCESS) return result;
-    if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    outcome = update(*exec, *graph);
-    const bool done = outcome.result == CU_GRAPH_EXEC_UPDATE_SUCCESS;
-    return done ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    outcome = update(*find_exec(exec_handle), find_graph(graph_handle));
+    require(outcome.result == CU_GRAPH_EXEC_UPDATE_SUCCESS, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
   });
 }
 
 // The place in an executable graph of a node of its original graph.
-CUresult find_place(const Exec& exec, CUgraphNode handle, std::size_t& place) {
-  const Node* const node = known_node(handle);
-  if (node == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto found = exec.structure->by_source.find(node->id);
-  if (found == exec.structure->by_source.end()) return CUDA_ERROR_INVALID_VALUE;
-  place = found->second;
-  return CUDA_SUCCESS;
+std::size_t find_place(const Exec& exec, CUgraphNode handle) {
+  const auto found = exec.structure->by_source.find(find_node(handle).id);
+  require(found != exec.structure->by_source.end());
+  return found->second;
 }
 
-CUresult set_exec_command(Exec& exec, std::size_t place, Command command) {
+void set_exec_command(Exec& exec, std::size_t place, Command command) {
   const Command& was = (*exec.states)[place].command;
-  if (was.index() != command.index()) return CUDA_ERROR_INVALID_VALUE;
-  if (check_change(was, command, false) != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+  require(was.index() == command.index());
+  require(check_change(was, command, false) == CU_GRAPH_EXEC_UPDATE_SUCCESS);
   if (auto* const kernel = std::get_if<KernelCommand>(&command)) {
     kernel->cooperative = std::get<KernelCommand>(was).cooperative;
   }
   if (auto* const set = std::get_if<SetCommand>(&command)) set->bytes_max = std::get<SetCommand>(was).bytes_max;
   exec.writable()[place].command = std::move(command);
-  return CUDA_SUCCESS;
 }
 
-// read(context, Command&) fills in the command of a node of that type.
-template <class Read>
-CUresult set_exec_node(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, Read read) {
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    std::shared_ptr<Exec> exec;
-    CUresult result = find_exec(exec_handle, exec);
-    std::size_t place = 0;
-    if (result == CUDA_SUCCESS) result = find_place(*exec, node, place);
-    if (result != CUDA_SUCCESS) return result;
-    if (exec->structure->nodes[place].type != type) return CUDA_ERROR_INVALID_VALUE;
-    Command command;
-    result = read(context, command);
-    return result == CUDA_SUCCESS ? set_exec_command(*exec, place, std::move(command)) : result;
+// Changes the command of a node of that type.
+template <class Params>
+CUresult set_exec_node(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, const Params* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) {
+    current_context();
+    const std::shared_ptr<Exec> exec = find_exec(exec_handle);
+    const std::size_t place = find_place(*exec, node);
+    require(exec->structure->nodes[place].type == type);
+    set_exec_command(*exec, place, read_params(*params));
   });
 }
 
 CUresult set_exec_child(CUgraphExec exec_handle, CUgraphNode node, CUgraph child_handle) {
   return with_driver([&](Lock&) {
-    std::shared_ptr<Exec> exec;
-    CUresult result = find_exec(exec_handle, exec);
-    const Graph* const child = known_graph(child_handle);
-    std::size_t place = 0;
-    if (result == CUDA_SUCCESS) result = find_place(*exec, node, place);
-    if (result != CUDA_SUCCESS) return result;
-    if (child == nullptr || exec->structure->nodes[place].type != CU_GRAPH_NODE_TYPE_GRAPH) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    const bool done = update(*exec, *child, place).result == CU_GRAPH_EXEC_UPDATE_SUCCESS;
-    return done ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const std::shared_ptr<Exec> exec = find_exec(exec_handle);
+    const std::size_t place = find_place(*exec, node);
+    require(exec->structure->nodes[place].type == CU_GRAPH_NODE_TYPE_GRAPH);
+    require(update(*exec, find_graph(child_handle), place).result == CU_GRAPH_EXEC_UPDATE_SUCCESS);
   });
 }
 
@@ -120,17 +89,12 @@ CUresult set_exec_child(CUgraphExec exec_handle, CUgraphNode node, CUgraph child
 template <class F>
 CUresult with_switch(CUgraphExec exec_handle, CUgraphNode node, F call) {
   return with_driver([&](Lock&) {
-    std::shared_ptr<Exec> exec;
-    CUresult result = find_exec(exec_handle, exec);
-    std::size_t place = 0;
-    if (result == CUDA_SUCCESS) result = find_place(*exec, node, place);
-    if (result != CUDA_SUCCESS) return result;
+    const std::shared_ptr<Exec> exec = find_exec(exec_handle);
+    const std::size_t place = find_place(*exec, node);
     const CUgraphNodeType type = exec->structure->nodes[place].type;
-    if (type != CU_GRAPH_NODE_TYPE_KERNEL && type != CU_GRAPH_NODE_TYPE_MEMSET && type != CU_GRAPH_NODE_TYPE_MEMCPY) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    require(type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_MEMSET ||
+            type == CU_GRAPH_NODE_TYPE_MEMCPY);
     call(*exec, place);
-    return CUDA_SUCCESS;
   });
 }
 
@@ -138,21 +102,17 @@ CUresult with_switch(CUgraphExec exec_handle, CUgraphNode node, F call) {
 template <class F>
 CUresult with_launch(CUgraphExec exec_handle, CUstream stream_handle, F call) {
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Exec> exec;
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_exec(exec_handle, exec);
-    if (result == CUDA_SUCCESS) result = find_stream(stream_handle, stream);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
-    return result == CUDA_SUCCESS ? call(lock, exec, stream) : result;
+    const std::shared_ptr<Exec> exec = find_exec(exec_handle);
+    const std::shared_ptr<Stream> stream = find_stream(stream_handle);
+    refuse_implicit(*stream);
+    refuse_capturing(*stream);
+    call(lock, exec, stream);
   });
 }
 
-CUresult find_object(CUuserObject handle, unsigned count, UserObject*& object) {
-  const auto found = driver().user_objects.find(reinterpret_cast<UserObject*>(handle));
-  if (found == driver().user_objects.end() || count == 0 || count > INT_MAX) return CUDA_ERROR_INVALID_VALUE;
-  object = found->second.get();
-  return CUDA_SUCCESS;
+UserObject& find_object(CUuserObject handle, unsigned count) {
+  require(count != 0 && count <= INT_MAX);
+  return *find(driver().user_objects, handle, CUDA_ERROR_INVALID_VALUE);
 }
 
 }  // namespace
@@ -201,33 +161,25 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph, CUD
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec handle) {
-  return with_driver([&](Lock&) {
-    return driver().execs.erase(reinterpret_cast<Exec*>(handle)) == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  });
+  return with_driver([&](Lock&) { require(driver().execs.erase(reinterpret_cast<Exec*>(handle)) != 0); });
 }
 
 CUresult cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
-  if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    std::shared_ptr<Exec> exec;
-    const CUresult result = find_exec(handle, exec);
-    if (result == CUDA_SUCCESS) *flags = exec->flags;
-    return result;
-  });
+  return give(flags, [&] { return find_exec(handle)->flags; });
 }
 
 // ---- launches
 
 CUresult cuGraphLaunch(CUgraphExec exec_handle, CUstream stream_handle) {
   return with_launch(exec_handle, stream_handle,
-                     [](Lock& lock, const auto& exec, const auto& stream) { return submit_exec(lock, stream, exec); });
+                     [](Lock& lock, const auto& exec, const auto& stream) { submit_exec(lock, stream, exec); });
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphLaunch(exec, per_thread(stream)); }
 
 CUresult cuGraphUpload(CUgraphExec exec_handle, CUstream stream_handle) {
   return with_launch(exec_handle, stream_handle,
-                     [](Lock& lock, const auto&, const auto& stream) { return submit_command(lock, stream, {}); });
+                     [](Lock& lock, const auto&, const auto& stream) { submit_command(lock, stream, {}); });
 }
 
 CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphUpload(exec, per_thread(stream)); }
@@ -254,9 +206,7 @@ CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* error_n
 }
 
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_KERNEL,
-                       [&](const auto& context, Command& command) { return read_params(*params, context, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, params);
 }
 
 CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
@@ -266,32 +216,24 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, cons
 }
 
 CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* params, CUcontext) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                       [&](const auto&, Command& command) { return read_params(*params, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, params);
 }
 
 CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* params,
                                         CUcontext) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_MEMSET,
-                       [&](const auto&, Command& command) { return read_params(*params, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, params);
 }
 
 CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_HOST,
-                       [&](const auto&, Command& command) { return read_params(*params, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_HOST, params);
 }
 
 CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-                       [&](const auto&, Command& command) { return read_event(event, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, &event);
 }
 
 CUresult cuGraphExecEventWaitNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
-  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-                       [&](const auto&, Command& command) { return read_event(event, command); });
+  return set_exec_node(exec, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, &event);
 }
 
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
@@ -301,8 +243,7 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, 
 CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (params->type == CU_GRAPH_NODE_TYPE_GRAPH) return set_exec_child(exec, node, params->graph.graph);
-  return set_exec_node(exec, node, params->type,
-                       [&](const auto& context, Command& command) { return read_params(*params, context, command); });
+  return set_exec_node(exec, node, params->type, params);
 }
 
 CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
@@ -317,56 +258,35 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned* ena
 // ---- user objects
 
 CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn destroy, unsigned references, unsigned flags) {
-  if (object == nullptr || destroy == nullptr || references == 0 || references > INT_MAX ||
-      flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
+  if (destroy == nullptr || references == 0 || references > INT_MAX || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  return with_driver([&](Lock&) {
+  return give(object, [&] {
     auto made = std::make_unique<UserObject>(UserObject{data, destroy, references});
-    *object = reinterpret_cast<CUuserObject>(made.get());
+    const auto handle = reinterpret_cast<CUuserObject>(made.get());
     driver().user_objects.emplace(made.get(), std::move(made));
-    return CUDA_SUCCESS;
+    return handle;
   });
 }
 
 CUresult cuUserObjectRetain(CUuserObject handle, unsigned count) {
-  return with_driver([&](Lock&) {
-    UserObject* object = nullptr;
-    const CUresult result = find_object(handle, count, object);
-    if (result == CUDA_SUCCESS) object->references += count;
-    return result;
-  });
+  return with_driver([&](Lock&) { find_object(handle, count).references += count; });
 }
 
 CUresult cuUserObjectRelease(CUuserObject handle, unsigned count) {
-  return with_driver([&](Lock&) {
-    UserObject* object = nullptr;
-    const CUresult result = find_object(handle, count, object);
-    if (result == CUDA_SUCCESS) release_references(*object, count);
-    return result;
-  });
+  return with_driver([&](Lock&) { release_references(find_object(handle, count), count); });
 }
 
 CUresult cuGraphRetainUserObject(CUgraph handle, CUuserObject object_handle, unsigned count, unsigned flags) {
   if ((flags & ~static_cast<unsigned>(CU_GRAPH_USER_OBJECT_MOVE)) != 0) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
-    UserObject* object = nullptr;
-    Graph* const graph = known_graph(handle);
-    const CUresult result = find_object(object_handle, count, object);
-    if (result != CUDA_SUCCESS || graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    graph->holds.add(*object, count, flags == CU_GRAPH_USER_OBJECT_MOVE);
-    return CUDA_SUCCESS;
+    find_graph(handle).holds.add(find_object(object_handle, count), count, flags == CU_GRAPH_USER_OBJECT_MOVE);
   });
 }
 
 CUresult cuGraphReleaseUserObject(CUgraph handle, CUuserObject object_handle, unsigned count) {
-  return with_driver([&](Lock&) {
-    UserObject* object = nullptr;
-    Graph* const graph = known_graph(handle);
-    const CUresult result = find_object(object_handle, count, object);
-    if (result != CUDA_SUCCESS || graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    return graph->holds.remove(*object, count) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  });
+  return with_driver(
+      [&](Lock&) { require(find_graph(handle).holds.remove(find_object(object_handle, count), count)); });
 }
 
 }  // extern "C"

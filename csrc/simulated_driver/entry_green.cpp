@@ -18,12 +18,7 @@ CUdevResource resource_of(unsigned sms) {
   return resource;
 }
 
-CUresult find_green(CUgreenCtx handle, Green*& green) {
-  const auto found = driver().greens.find(reinterpret_cast<Green*>(handle));
-  if (found == driver().greens.end()) return CUDA_ERROR_INVALID_CONTEXT;
-  green = found->second.get();
-  return CUDA_SUCCESS;
-}
+Green& find_green(CUgreenCtx handle) { return *find(driver().greens, handle, CUDA_ERROR_INVALID_CONTEXT); }
 
 }  // namespace
 }  // namespace cudasched::simulated_driver
@@ -34,12 +29,10 @@ extern "C" {
 using namespace cudasched::simulated_driver;
 
 CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource* resource, CUdevResourceType type) {
-  if (resource == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  return with_driver([&](Lock&) {
-    if (device < 0 || static_cast<std::size_t>(device) >= driver().gpus.size()) return CUDA_ERROR_INVALID_DEVICE;
-    *resource = resource_of(kSmCount);
-    return CUDA_SUCCESS;
+  return give(resource, [&] {
+    require(type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
+    gpu(device);
+    return resource_of(kSmCount);
   });
 }
 
@@ -57,16 +50,16 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* groups, co
 }
 
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* descriptor, CUdevResource* resources, unsigned count) {
-  if (descriptor == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
+  if (resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  return give(descriptor, [&] {
     auto made = std::make_unique<SmPartition>();
     for (unsigned i = 0; i < count; ++i) {
-      if (resources[i].type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+      require(resources[i].type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
       made->sms += resources[i].sm.smCount;
     }
-    *descriptor = reinterpret_cast<CUdevResourceDesc>(made.get());
+    const auto handle = reinterpret_cast<CUdevResourceDesc>(made.get());
     driver().descriptors.emplace(made.get(), std::move(made));
-    return CUDA_SUCCESS;
+    return handle;
   });
 }
 
@@ -91,8 +84,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* handle, CUdevResourceDesc descriptor, CUde
 
 CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   return with_driver([&](Lock& lock) {
-    Green* green = nullptr;
-    if (const CUresult result = find_green(handle, green); result != CUDA_SUCCESS) return result;
+    Green* const green = &find_green(handle);
     const std::shared_ptr<Context> primary = green->primary;
     for (const auto& [key, stream] : primary->streams) {
       if (stream->green == green) stream->green = nullptr;
@@ -100,55 +92,33 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
     driver().contexts.erase(reinterpret_cast<Context*>(green));
     driver().greens.erase(green);
     release_primary(lock, primary);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx handle) {
-  if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Green* green = nullptr;
-    const CUresult result = find_green(handle, green);
-    if (result == CUDA_SUCCESS) *context = reinterpret_cast<CUcontext>(green);
-    return result;
-  });
+  return give(context, [&] { return reinterpret_cast<CUcontext>(&find_green(handle)); });
 }
 
 CUresult cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* resource, CUdevResourceType type) {
-  if (resource == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  return with_driver([&](Lock&) {
-    Green* green = nullptr;
-    const CUresult result = find_green(handle, green);
-    if (result == CUDA_SUCCESS) *resource = resource_of(green->partition.sms);
-    return result;
+  return give(resource, [&] {
+    require(type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
+    return resource_of(find_green(handle).partition.sms);
   });
 }
 
 CUresult cuGreenCtxStreamCreate(CUstream* handle, CUgreenCtx green_handle, unsigned flags, int priority) {
-  if (handle == nullptr || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    Green* green = nullptr;
-    if (const CUresult result = find_green(green_handle, green); result != CUDA_SUCCESS) return result;
-    std::shared_ptr<Stream> made;
-    const CUresult result = make_stream(green->primary, StreamKind::kOrdinary, flags, priority, made);
-    if (result != CUDA_SUCCESS) return result;
-    made->green = green;
-    *handle = reinterpret_cast<CUstream>(made.get());
-    driver().streams.emplace(made.get(), made);
-    return CUDA_SUCCESS;
+  if (flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  return give(handle, [&] {
+    const Green& green = find_green(green_handle);
+    return open_stream(green.primary, flags, priority, &green);
   });
 }
 
 CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx* green) {
-  if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
+  return give(green, [&] {
     const bool any = handle == nullptr || handle == CU_STREAM_LEGACY;
-    std::shared_ptr<Stream> stream;
-    const CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    *green = reinterpret_cast<CUgreenCtx>(const_cast<Green*>(any ? current_green() : stream->green));
-    return CUDA_SUCCESS;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    return reinterpret_cast<CUgreenCtx>(const_cast<Green*>(any ? current_green() : stream->green));
   });
 }
 

@@ -1,5 +1,4 @@
 // Entry points: memory. Device memory is host memory; copies and memsets are operations like kernels.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 #include <algorithm>
@@ -15,45 +14,43 @@ namespace {
 
 enum class Side { kDevice, kHost, kEither };
 
-// kEither: by the address; pageable memory if it is not ours.
-CUresult check_side(CopySide& copied, std::size_t bytes, Side side, bool& pageable) {
+// kEither: by the address; pageable memory if it is not ours. Is it pageable?
+bool check_side(CopySide& copied, std::size_t bytes, Side side) {
   const std::uintptr_t address = copied.address;
-  const Allocation* const allocation = find_allocation(address, bytes);
-  pageable = allocation == nullptr;
+  const bool pageable = find_allocation(address, bytes) == nullptr;
   describe_side(copied);
-  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (side == Side::kDevice && pageable) return CUDA_ERROR_INVALID_VALUE;
+  require(address != 0 && (side != Side::kDevice || !pageable));
   // An address inside an allocation from which too few bytes are left is an error on any side.
-  return pageable && find_allocation(address, 1) != nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  require(!pageable || find_allocation(address, 1) == nullptr);
+  return pageable;
+}
+
+// For calls that wait for the stream.
+void refuse_waiting(const Stream& stream) {
+  refuse_capturing(stream);
+  refuse_in_capture();
 }
 
 CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr_t source, Side from, std::size_t bytes,
               bool synchronous) {
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    if (bytes == 0) return CUDA_SUCCESS;
-    bool pageable_destination = false;
-    bool pageable_source = false;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    if (bytes == 0) return;
     CopyCommand command;
     command.destination.address = destination;
     command.source.address = source;
     command.bytes = bytes;
-    result = check_side(command.destination, bytes, to, pageable_destination);
-    if (result == CUDA_SUCCESS) result = check_side(command.source, bytes, from, pageable_source);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS && synchronous) result = refuse_capturing(*stream);
-    if (result == CUDA_SUCCESS && synchronous) result = refuse_in_capture();
-    if (result != CUDA_SUCCESS) return result;
+    const bool pageable_destination = check_side(command.destination, bytes, to);
+    const bool pageable_source = check_side(command.source, bytes, from);
+    refuse_implicit(*stream);
+    if (synchronous) refuse_waiting(*stream);
     if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMCPY, std::move(command), 0);
     if (pageable_source) {
       const auto* const first = reinterpret_cast<const std::uint8_t*>(source);
       command.staged = std::make_shared<const std::vector<std::uint8_t>>(first, first + bytes);
     }
-    result = submit_command(lock, stream, std::move(command));
-    if (result != CUDA_SUCCESS) return result;
-    return synchronous || pageable_destination ? synchronize_stream(lock, stream) : CUDA_SUCCESS;
+    submit_command(lock, stream, std::move(command));
+    if (synchronous || pageable_destination) synchronize_stream(lock, stream);
   });
 }
 
@@ -61,15 +58,12 @@ CUresult copy(CUstream handle, std::uintptr_t destination, Side to, std::uintptr
 CUresult copy_rows(CUstream handle, const CUDA_MEMCPY3D* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    Command command;
-    if (result == CUDA_SUCCESS) result = read_params(*params, command);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_capturing(*stream);
-    if (result == CUDA_SUCCESS) result = refuse_in_capture();
-    if (result == CUDA_SUCCESS) result = submit_command(lock, stream, std::move(command));
-    return result == CUDA_SUCCESS ? synchronize_stream(lock, stream) : result;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    Command command = read_params(*params);
+    refuse_implicit(*stream);
+    refuse_waiting(*stream);
+    submit_command(lock, stream, std::move(command));
+    synchronize_stream(lock, stream);
   });
 }
 
@@ -99,16 +93,11 @@ std::uintptr_t address_of(const void* pointer) { return reinterpret_cast<std::ui
 CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std::uint32_t width_bytes,
              std::size_t count) {
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result != CUDA_SUCCESS) return result;
-    if (count == 0) return CUDA_SUCCESS;
-    if (count > kLargestBytes || destination % width_bytes != 0 ||
-        find_allocation(destination, count * width_bytes) == nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    result = refuse_implicit(*stream);
-    if (result != CUDA_SUCCESS) return result;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    if (count == 0) return;
+    require(count <= kLargestBytes && destination % width_bytes == 0 &&
+            find_allocation(destination, count * width_bytes) != nullptr);
+    refuse_implicit(*stream);
     SetCommand command;
     command.destination = destination;
     command.value = value;
@@ -116,44 +105,35 @@ CUresult set(CUstream handle, CUdeviceptr destination, std::uint32_t value, std:
     command.count = count;
     command.context = find_allocation(destination, 1)->context.get();
     if (stream->capture) return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEMSET, command, 0);
-    return submit_command(lock, stream, command);
+    submit_command(lock, stream, command);
   });
 }
 
 // Allocation calls that capture forbids.
-CUresult allocate_now(std::size_t bytes, CUmemorytype type, unsigned flags, std::uintptr_t& address) {
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    if (const CUresult result = refuse_in_capture(); result != CUDA_SUCCESS) return result;
-    return allocate(context, bytes, type, flags, address);
-  });
-}
-
-CUresult allocate_host(void** pointer, std::size_t bytes, unsigned flags) {
-  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::uintptr_t address = 0;
-  const CUresult result = allocate_now(bytes, CU_MEMORYTYPE_HOST, flags, address);
-  if (result == CUDA_SUCCESS) *pointer = reinterpret_cast<void*>(address);
-  return result;
+std::uintptr_t allocate_now(std::size_t bytes, CUmemorytype type, unsigned flags) {
+  const std::shared_ptr<Context> context = current_context();
+  refuse_in_capture();
+  return allocate(context, bytes, type, flags);
 }
 
 // As cudaFree does: all work of the context is done first.
 CUresult free_now(std::uintptr_t address, CUmemorytype type) {
   if (address == 0) return may_call();
-  return with_context([&](Lock& lock, const std::shared_ptr<Context>&) {
-    const auto is_ours = [&] {
-      const auto found = driver().allocations.find(address);
-      return found != driver().allocations.end() && found->second.type == type && !found->second.mapped;
+  return with_driver([&](Lock& lock) {
+    current_context();
+    const auto ours = [&]() -> const Allocation& {
+      const Allocation& allocation = find(driver().allocations, address, CUDA_ERROR_INVALID_VALUE);
+      require(allocation.type == type && !allocation.mapped);
+      return allocation;
     };
-    if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = refuse_in_capture();
-    const std::shared_ptr<Context> owner = driver().allocations.at(address).context;
-    if (result == CUDA_SUCCESS) result = synchronize_context(lock, owner);
-    if (result != CUDA_SUCCESS) return result;
-    if (!is_ours()) return CUDA_ERROR_INVALID_VALUE;
-    if (GraphMemory* const of_graph = driver().allocations.at(address).graph_memory; of_graph != nullptr) {
-      return std::exchange(of_graph->live, false) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const std::shared_ptr<Context> owner = ours().context;
+    refuse_in_capture();
+    synchronize_context(lock, owner);
+    if (GraphMemory* const of_graph = ours().graph_memory; of_graph != nullptr) {
+      require(std::exchange(of_graph->live, false));
+    } else {
+      release_memory(address);
     }
-    return release_memory(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
@@ -167,71 +147,67 @@ using namespace cudasched::simulated_driver;
 
 CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    *total = device_memory(context->device);
-    *free = free_device_memory(context->device);
-    return CUDA_SUCCESS;
+  return with_driver([&](Lock&) {
+    const int device = current_context()->device;
+    *total = gpu(device).shared.memory_bytes();
+    *free = free_device_memory(device);
   });
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
-  if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::uintptr_t address = 0;
-  const CUresult result = allocate_now(bytes, CU_MEMORYTYPE_DEVICE, 0, address);
-  if (result == CUDA_SUCCESS) *pointer = address;
-  return result;
+  return give(pointer, [&] { return allocate_now(bytes, CU_MEMORYTYPE_DEVICE, 0); });
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) { return free_now(pointer, CU_MEMORYTYPE_DEVICE); }
-CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return allocate_host(pointer, bytes, 0); }
+CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
 
 CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
-  return (flags & ~kKnown) != 0 ? CUDA_ERROR_INVALID_VALUE : allocate_host(pointer, bytes, flags);
+  if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
+  return give(pointer, [&] { return reinterpret_cast<void*>(allocate_now(bytes, CU_MEMORYTYPE_HOST, flags)); });
 }
 
 CUresult cuMemFreeHost(void* pointer) { return free_now(address_of(pointer), CU_MEMORYTYPE_HOST); }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {
-  if (device == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>&) {
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return give(device, [&] {
+    current_context();
     const Allocation* const allocation = find_allocation(address_of(pointer), 1);
-    if (allocation == nullptr || allocation->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
-    *device = address_of(pointer);
-    return CUDA_SUCCESS;
+    require(allocation != nullptr && allocation->type == CU_MEMORYTYPE_HOST);
+    return address_of(pointer);
   });
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
   if (pointer == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result != CUDA_SUCCESS) return result;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    refuse_implicit(*stream);
     if (stream->capture) {
-      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
-      result = make_graph_memory(stream->context, bytes, *node);
-      if (result == CUDA_SUCCESS) *pointer = std::get<GraphMemoryCommand>(node->command).memory->address;
-      if (result == CUDA_SUCCESS) capture_node(*stream, std::move(node), result);
-      return result;
+      auto node = make_allocation_node(stream->context, bytes);
+      *pointer = std::get<GraphMemoryCommand>(node->command).memory->address;
+      capture_node(*stream, std::move(node));
+      return;
     }
+    const auto allocate_here = [&] { return allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0); };
     std::uintptr_t address = 0;
-    result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    try {
+      address = allocate_here();
+    } catch (const Refused& refused) {
+      if (refused.result != CUDA_ERROR_OUT_OF_MEMORY) throw;
       // The driver gives out memory that the stream freed before; here that is free once the stream has done the free.
-      result = synchronize_stream(lock, stream);
-      if (result == CUDA_SUCCESS) result = allocate(stream->context, bytes, CU_MEMORYTYPE_DEVICE, 0, address);
+      synchronize_stream(lock, stream);
+      address = allocate_here();
     }
-    if (result != CUDA_SUCCESS) return result;
     driver().allocations.at(address).of_pool = true;
-    result = submit_command(lock, stream, {});
-    if (result == CUDA_SUCCESS) {
-      *pointer = address;
-    } else {
+    try {
+      submit_command(lock, stream, {});
+    } catch (const Refused&) {
       release_memory(address);
+      throw;
     }
-    return result;
+    *pointer = address;
   });
 }
 
@@ -241,27 +217,19 @@ CUresult cuMemAllocAsync_ptsz(CUdeviceptr* pointer, size_t bytes, CUstream strea
 
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   return with_driver([&](Lock& lock) {
-    std::shared_ptr<Stream> stream;
-    CUresult result = find_stream(handle, stream);
-    if (result == CUDA_SUCCESS) result = refuse_implicit(*stream);
-    if (result != CUDA_SUCCESS || pointer == 0) return result;
-    const auto found = driver().allocations.find(pointer);
-    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_DEVICE || found->second.mapped) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    GraphMemory* const of_graph = found->second.graph_memory;
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    refuse_implicit(*stream);
+    if (pointer == 0) return;
+    const Allocation& allocation = find(driver().allocations, pointer, CUDA_ERROR_INVALID_VALUE);
+    require(allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.mapped);
+    GraphMemory* const of_graph = allocation.graph_memory;
     if (stream->capture) {
-      if (of_graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-      auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_FREE);
-      node->command = GraphMemoryCommand{of_graph->shared_from_this()};
-      capture_node(*stream, std::move(node), result);
-      return result;
+      require(of_graph != nullptr);
+      return capture_command(*stream, CU_GRAPH_NODE_TYPE_MEM_FREE, GraphMemoryCommand{of_graph->shared_from_this()}, 0);
     }
-    if (of_graph != nullptr) {
-      if (!std::exchange(of_graph->live, false)) return CUDA_ERROR_INVALID_VALUE;
-      return submit_command(lock, stream, {});
-    }
-    return submit_command(lock, stream, FreeCommand{pointer});
+    if (of_graph == nullptr) return submit_command(lock, stream, FreeCommand{pointer});
+    require(std::exchange(of_graph->live, false));
+    submit_command(lock, stream, {});
   });
 }
 
@@ -279,12 +247,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width_by
 // ---- pools: each device's default one, which keeps nothing that is free
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
-  if (pool == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) {
-    if (device < 0 || static_cast<std::size_t>(device) >= driver().gpus.size()) return CUDA_ERROR_INVALID_DEVICE;
-    *pool = reinterpret_cast<CUmemoryPool>(driver().gpus[static_cast<std::size_t>(device)].get());
-    return CUDA_SUCCESS;
-  });
+  return give(pool, [&] { return reinterpret_cast<CUmemoryPool>(&gpu(device)); });
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) { return cuDeviceGetDefaultMemPool(pool, device); }
@@ -294,22 +257,20 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
   return with_driver([&](Lock&) {
     const auto known = [&](const auto& gpu) { return reinterpret_cast<CUmemoryPool>(gpu.get()) == pool; };
     const auto found = std::find_if(driver().gpus.begin(), driver().gpus.end(), known);
-    if (found == driver().gpus.end()) return CUDA_ERROR_INVALID_VALUE;
-    if (attribute != CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT && attribute != CU_MEMPOOL_ATTR_USED_MEM_CURRENT) {
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
+    require(found != driver().gpus.end());
+    require(attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+            CUDA_ERROR_NOT_SUPPORTED);
     const auto device = static_cast<int>(found - driver().gpus.begin());
     cuuint64_t bytes = 0;
     for (const auto& [address, allocation] : driver().allocations) {
       if (allocation.of_pool && allocation.context->device == device) bytes += allocation.bytes;
     }
     std::memcpy(value, &bytes, sizeof bytes);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) {
-  return with_driver([](Lock&) { return CUDA_SUCCESS; });
+  return with_driver([](Lock&) {});
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool, CUstream stream) {
@@ -428,10 +389,9 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, size_t* bytes, CUdeviceptr 
   return with_driver([&](Lock&) {
     std::uintptr_t base = 0;
     const Allocation* const allocation = find_allocation(pointer, 1, &base);
-    if (allocation == nullptr) return CUDA_ERROR_NOT_FOUND;
+    require(allocation != nullptr, CUDA_ERROR_NOT_FOUND);
     if (begin != nullptr) *begin = base;
     if (bytes != nullptr) *bytes = allocation->bytes;
-    return CUDA_SUCCESS;
   });
 }
 
@@ -440,11 +400,8 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
   return with_driver([&](Lock&) {
     std::uintptr_t base = 0;
     const Allocation* const allocation = find_allocation(pointer, 1, &base);
-    if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto put = [&](auto value) {
-      std::memcpy(data, &value, sizeof value);
-      return CUDA_SUCCESS;
-    };
+    require(allocation != nullptr);
+    const auto put = [&](auto value) { std::memcpy(data, &value, sizeof value); };
     switch (attribute) {
       case CU_POINTER_ATTRIBUTE_CONTEXT:
         return put(reinterpret_cast<CUcontext>(allocation->context.get()));
@@ -453,7 +410,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
       case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         return put(pointer);
       case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (allocation->type != CU_MEMORYTYPE_HOST) return CUDA_ERROR_INVALID_VALUE;
+        require(allocation->type == CU_MEMORYTYPE_HOST);
         return put(pointer);
       case CU_POINTER_ATTRIBUTE_IS_MANAGED:
         return put(0U);
@@ -464,7 +421,7 @@ CUresult cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdevi
       case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
         return put(allocation->bytes);
       default:
-        return CUDA_ERROR_NOT_SUPPORTED;
+        throw Refused(CUDA_ERROR_NOT_SUPPORTED);
     }
   });
 }

@@ -1,6 +1,5 @@
 // Entry points: sizes and launches of the old interface, launches of several devices, and the launches and captures of
 // CUDA 13.1 and later. Also functions that no CUDA has (from version 15000 on), for tests with an unknown driver.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
 #include <algorithm>

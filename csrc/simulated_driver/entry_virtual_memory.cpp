@@ -1,6 +1,5 @@
 // Entry points: virtual memory. Physical memory is a part of one file of the process without a name, and counts until
 // it is released and mapped nowhere. What is mapped outside of reserved ranges counts alone.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -40,17 +39,18 @@ bool close_off(CUdeviceptr address, std::size_t bytes) {
   return mmap(pointer(address), bytes, PROT_NONE, kFlags, -1, 0) != MAP_FAILED;
 }
 
-CUresult map_memory(CUdeviceptr address, PhysicalMemory& memory) {
+void map_memory(CUdeviceptr address, PhysicalMemory& memory) {
   static off_t end = 0;
   if (memory.place < 0) {
     const off_t place = end;
-    if (ftruncate(memory_file(), place + static_cast<off_t>(memory.bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+    const bool longer = ftruncate(memory_file(), place + static_cast<off_t>(memory.bytes)) == 0;
+    require(longer, CUDA_ERROR_OUT_OF_MEMORY);
     memory.place = place;
     end += static_cast<off_t>(memory.bytes);
   }
   void* const made =
       mmap(pointer(address), memory.bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory_file(), memory.place);
-  return made == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+  require(made != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 // The mappings that make up the bytes; empty where these begin or end inside one, or have a gap.
@@ -105,67 +105,53 @@ CUresult cuMemAddressReserve(CUdeviceptr* address, size_t bytes, size_t alignmen
   return with_driver([&](Lock&) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* const made = mmap(nullptr, bytes + kGranularity, PROT_NONE, kFlags, -1, 0);
-    if (made == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    require(made != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
     const auto at = reinterpret_cast<CUdeviceptr>(made);
     *address = (at + kGranularity - 1) / kGranularity * kGranularity;
     if (*address != at) munmap(made, *address - at);
     munmap(pointer(*address + bytes), at + kGranularity - *address);
     driver().ranges.emplace(*address, bytes);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   return with_driver([&](Lock&) {
     const auto found = driver().ranges.find(address);
-    if (found == driver().ranges.end() || found->second != bytes || overlaps_mapping(address, bytes)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    require(found != driver().ranges.end() && found->second == bytes && !overlaps_mapping(address, bytes));
     driver().ranges.erase(found);
     munmap(pointer(address), bytes);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
                      unsigned long long) {
-  if (handle == nullptr || properties == nullptr || bytes == 0 || bytes % kGranularity != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties->location.id != context->device) {
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    *handle = driver().next_id++;
-    driver().physical.emplace(*handle, PhysicalMemory{bytes, context, true, 0, -1});
-    return CUDA_SUCCESS;
+  if (properties == nullptr || bytes == 0 || bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  return give(handle, [&] {
+    const std::shared_ptr<Context> context = current_context();
+    const CUmemLocation& place = properties->location;
+    require(place.type == CU_MEM_LOCATION_TYPE_DEVICE && place.id == context->device, CUDA_ERROR_NOT_SUPPORTED);
+    take_device_memory(*context, bytes);
+    driver().physical.emplace(driver().next_id, PhysicalMemory{bytes, context, true, 0, -1});
+    return driver().next_id++;
   });
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   return with_driver([&](Lock&) {
     const auto found = driver().physical.find(handle);
-    if (found == driver().physical.end() || !std::exchange(found->second.held, false)) return CUDA_ERROR_INVALID_VALUE;
+    require(found != driver().physical.end() && std::exchange(found->second.held, false));
     if (found->second.mappings == 0) end_physical(found);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long) {
   return with_driver([&](Lock&) {
-    const auto found = driver().physical.find(handle);
-    if (found == driver().physical.end() || !found->second.held || offset != 0 || bytes != found->second.bytes ||
-        overlaps_mapping(address, bytes)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (is_reserved(address, bytes)) {
-      if (const CUresult result = map_memory(address, found->second); result != CUDA_SUCCESS) return result;
-    }
+    PhysicalMemory& memory = find(driver().physical, handle, CUDA_ERROR_INVALID_VALUE);
+    require(memory.held && offset == 0 && bytes == memory.bytes && !overlaps_mapping(address, bytes));
+    if (is_reserved(address, bytes)) map_memory(address, memory);
     driver().mappings.emplace(address, handle);
-    ++found->second.mappings;
-    return CUDA_SUCCESS;
+    ++memory.mappings;
   });
 }
 
@@ -173,21 +159,21 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   if (access == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   return with_driver([&](Lock&) {
     const auto mappings = whole_mappings(address, bytes);
-    if (mappings.empty() || !is_reserved(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+    require(!mappings.empty() && is_reserved(address, bytes));
     for (const auto& [at, memory] : mappings) {
-      if (mprotect(pointer(at), memory->bytes, PROT_READ | PROT_WRITE) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+      const bool opened = mprotect(pointer(at), memory->bytes, PROT_READ | PROT_WRITE) == 0;
+      require(opened, CUDA_ERROR_OUT_OF_MEMORY);
       Allocation made{.bytes = memory->bytes, .context = memory->context};
       made.mapped = true;
       driver().allocations.insert_or_assign(at, made);
     }
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return with_driver([&](Lock&) {
     const auto mappings = whole_mappings(address, bytes);
-    if (mappings.empty()) return CUDA_ERROR_INVALID_VALUE;
+    require(!mappings.empty());
     for (const auto& [at, memory] : mappings) {
       if (is_reserved(at, memory->bytes)) {
         close_off(at, memory->bytes);
@@ -198,7 +184,6 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
       driver().mappings.erase(mapping);
       if (--found->second.mappings == 0 && !found->second.held) end_physical(found);
     }
-    return CUDA_SUCCESS;
   });
 }
 

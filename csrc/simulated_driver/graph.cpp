@@ -120,7 +120,6 @@ bool fits_device_launch(const FlatNode& flat) {
   }
 }
 
-Command instantiated(const Command& command);
 std::shared_ptr<const ExecBody> make_body(const Graph& graph);
 
 std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>& flat, std::size_t top_level) {
@@ -161,14 +160,23 @@ std::shared_ptr<const ExecStructure> make_structure(const std::vector<FlatNode>&
   return made;
 }
 
+// A fill keeps its instantiated size.
+std::vector<ExecState> make_states(const std::vector<FlatNode>& flat) {
+  std::vector<ExecState> states;
+  states.reserve(flat.size());
+  for (const FlatNode& of : flat) {
+    ExecState& made = states.emplace_back(ExecState{.command = of.node->command, .priority = of.node->priority});
+    if (auto* const set = std::get_if<SetCommand>(&made.command)) set->bytes_max = set->count * set->width_bytes;
+  }
+  return states;
+}
+
 // `graph` has been checked for use as a body.
 std::shared_ptr<const ExecBody> make_body(const Graph& graph) {
   const std::vector<FlatNode> flat = flatten(graph).value();
   auto made = std::make_shared<ExecBody>();
   made->structure = make_structure(flat, graph.nodes.size());
-  for (const FlatNode& of : flat) {
-    made->states.push_back({.command = instantiated(of.node->command), .priority = of.node->priority, .enabled = true});
-  }
+  made->states = make_states(flat);
   return made;
 }
 
@@ -190,13 +198,6 @@ bool fits_body(const Graph& graph) {
                return false;
            }
          });
-}
-
-// A fill keeps its instantiated size.
-Command instantiated(const Command& command) {
-  Command made = command;
-  if (auto* const set = std::get_if<SetCommand>(&made)) set->bytes_max = set->count * set->width_bytes;
-  return made;
 }
 
 void take_over(ExecState& state, const Node& node) {
@@ -252,14 +253,14 @@ GraphMemory::~GraphMemory() {
   if (found != driver().allocations.end() && found->second.graph_memory == this) release_memory(address);
 }
 
-CUresult make_graph_memory(const std::shared_ptr<Context>& context, std::size_t bytes, Node& node) {
+std::unique_ptr<Node> make_allocation_node(const std::shared_ptr<Context>& context, std::size_t bytes) {
   auto memory = std::make_shared<GraphMemory>();
-  const CUresult result = allocate(context, bytes, CU_MEMORYTYPE_DEVICE, 0, memory->address);
-  if (result != CUDA_SUCCESS) return result;
+  memory->address = allocate(context, bytes, CU_MEMORYTYPE_DEVICE, 0);
   memory->bytes = bytes;
   driver().allocations.at(memory->address).graph_memory = memory.get();
-  node.command = GraphMemoryCommand{std::move(memory)};
-  return CUDA_SUCCESS;
+  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+  node->command = GraphMemoryCommand{std::move(memory)};
+  return node;
 }
 
 void describe_side(CopySide& side) {
@@ -326,8 +327,8 @@ bool has_conditional_nodes(const Graph& graph) {
   return any_node(graph, [](const Node& node) { return node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL; });
 }
 
-CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made) {
-  if (has_memory_nodes(graph) || has_conditional_nodes(graph)) return CUDA_ERROR_NOT_SUPPORTED;
+std::unique_ptr<Graph> clone(const Graph& graph) {
+  require(!has_memory_nodes(graph) && !has_conditional_nodes(graph), CUDA_ERROR_NOT_SUPPORTED);
   auto copy = std::make_unique<Graph>();
   copy->holds = graph.holds;
   std::unordered_map<const Node*, Node*> copies;
@@ -338,10 +339,8 @@ CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made) {
     twin->attributes = node->attributes;
     twin->clone_of = node->id;
     for (const auto& body : node->bodies) {
-      std::unique_ptr<Graph> inner;
-      if (const CUresult result = clone(*body, inner); result != CUDA_SUCCESS) return result;
-      inner->owner = twin.get();
-      twin->bodies.push_back(std::move(inner));
+      twin->bodies.push_back(clone(*body));
+      twin->bodies.back()->owner = twin.get();
     }
     copies.emplace(node.get(), twin.get());
     copy->clones.emplace(node->id, twin.get());
@@ -352,39 +351,36 @@ CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made) {
     for (const Edge& edge : node->dependencies) twin->dependencies.push_back({copies.at(edge.from), edge.data});
     for (const Node* const dependent : node->dependents) twin->dependents.push_back(copies.at(dependent));
   }
-  made = std::move(copy);
-  return CUDA_SUCCESS;
+  return copy;
 }
 
-Graph* known_graph(CUgraph handle) {
+Graph& find_graph(CUgraph handle) {
   auto* const graph = reinterpret_cast<Graph*>(handle);
-  return driver().graph_index.contains(graph) ? graph : nullptr;
+  require(driver().graph_index.contains(graph));
+  return *graph;
 }
 
-Node* known_node(CUgraphNode handle) {
+Node& find_node(CUgraphNode handle) {
   auto* const node = reinterpret_cast<Node*>(handle);
-  return driver().node_index.contains(node) ? node : nullptr;
+  require(driver().node_index.contains(node));
+  return *node;
 }
 
-CUresult add_edges(Node& to, const CUgraphNode* from, const CUgraphEdgeData* data, std::size_t count) {
-  if (count != 0 && from == nullptr) return CUDA_ERROR_INVALID_VALUE;
+void add_edges(Node& to, const CUgraphNode* from, const CUgraphEdgeData* data, std::size_t count) {
+  require(count == 0 || from != nullptr);
   std::vector<Edge> edges;
   std::unordered_set<const Node*> chosen;
   for (const Edge& edge : to.dependencies) chosen.insert(edge.from);
   for (std::size_t i = 0; i < count; ++i) {
-    Node* const node = known_node(from[i]);
+    Node& node = find_node(from[i]);
     const CUgraphEdgeData with = data == nullptr ? CUgraphEdgeData{} : data[i];
-    if (node == nullptr || node == &to || node->graph != to.graph || !chosen.insert(node).second ||
-        !valid_edge(*node, to, with)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    edges.push_back({node, with});
+    require(&node != &to && node.graph == to.graph && chosen.insert(&node).second && valid_edge(node, to, with));
+    edges.push_back({&node, with});
   }
   for (const Edge& edge : edges) {
     to.dependencies.push_back(edge);
     edge.from->dependents.push_back(&to);
   }
-  return CUDA_SUCCESS;
 }
 
 std::optional<std::vector<FlatNode>> flatten(const Graph& graph) {
@@ -405,47 +401,41 @@ std::vector<ExecState>& Exec::writable() {
   return *states;
 }
 
-CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exec>& exec, InstantiateError& error) {
+std::shared_ptr<Exec> instantiate(Graph& graph, unsigned long long flags, InstantiateError& error) {
   const bool for_device = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0;
+  const auto refuse = [&](CUresult result, const Node* node, CUgraphInstantiateResult why) {
+    error = {node, why};
+    throw Refused(result);
+  };
   error.why = CUDA_GRAPH_INSTANTIATE_ERROR;
-  if (for_device && (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0) return CUDA_ERROR_INVALID_VALUE;
+  require(!for_device || (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0);
   // Only one at a time.
-  if ((has_memory_nodes(graph) || has_conditional_nodes(graph)) && *graph.executables != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  require((!has_memory_nodes(graph) && !has_conditional_nodes(graph)) || *graph.executables == 0);
   const std::optional<std::vector<FlatNode>> flat = flatten(graph);
   if (!flat) {
-    error = {graph.nodes.front().get(), CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE};
-    return CUDA_ERROR_INVALID_VALUE;
+    refuse(CUDA_ERROR_INVALID_VALUE, graph.nodes.front().get(), CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE);
   }
-  const auto unfit = std::find_if(flat->begin(), flat->end(), [](const FlatNode& of) {
-    return of.node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL &&
-           !std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
-                        [](const auto& body) { return fits_body(*body); });
+  const auto unfit = std::find_if_not(flat->begin(), flat->end(), [](const FlatNode& of) {
+    return of.node->type != CU_GRAPH_NODE_TYPE_CONDITIONAL ||
+           std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
+                       [](const auto& body) { return fits_body(*body); });
   });
   if (unfit != flat->end()) {
-    error = {unfit->node, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED};
-    return CUDA_ERROR_NOT_SUPPORTED;
+    refuse(CUDA_ERROR_NOT_SUPPORTED, unfit->node, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED);
   }
   if (for_device) {
     const auto misfit = std::find_if_not(flat->begin(), flat->end(), fits_device_launch);
     if (flat->empty() || misfit != flat->end()) {
-      error = {flat->empty() ? nullptr : misfit->node, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED};
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED, flat->empty() ? nullptr : misfit->node,
+             CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED);
     }
   }
   const std::size_t bytes = kExecBytes + kExecNodeBytes * flat->size();
-  std::shared_ptr<Context> context;
-  if (const CUresult result = current_context(context); result != CUDA_SUCCESS) return result;
-  if (!take_device_memory(*context, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::shared_ptr<Context> context = current_context();
+  take_device_memory(*context, bytes);
   auto made = std::make_shared<Exec>();
   made->structure = make_structure(*flat, graph.nodes.size());
-  auto states = std::make_shared<std::vector<ExecState>>();
-  states->reserve(flat->size());
-  for (const FlatNode& of : *flat) {
-    states->push_back({.command = instantiated(of.node->command), .priority = of.node->priority, .enabled = true});
-  }
-  made->states = std::move(states);
+  made->states = std::make_shared<std::vector<ExecState>>(make_states(*flat));
   made->holds = std::make_shared<Holds>(graph.holds);
   made->flags = flags;
   made->device_bytes = bytes;
@@ -455,9 +445,8 @@ CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exe
   }
   made->counted = graph.executables;
   ++*made->counted;
-  exec = std::move(made);
   error.why = CUDA_GRAPH_INSTANTIATE_SUCCESS;
-  return CUDA_SUCCESS;
+  return made;
 }
 
 CUgraphExecUpdateResult check_change(const Command& was, const Command& now, bool whole_graph) {

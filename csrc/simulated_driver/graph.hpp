@@ -59,8 +59,8 @@ struct GraphMemory : std::enable_shared_from_this<GraphMemory> {
   ~GraphMemory();
 };
 
-// Reserves the memory, and makes the node allocate that.
-CUresult make_graph_memory(const std::shared_ptr<Context>& context, std::size_t bytes, Node& node);
+// A node that allocates that memory, which is reserved from now on.
+std::unique_ptr<Node> make_allocation_node(const std::shared_ptr<Context>& context, std::size_t bytes);
 
 // Fills in the kind of memory.
 void describe_side(CopySide& side);
@@ -137,14 +137,14 @@ bool has_memory_nodes(const Graph& graph);
 bool has_conditional_nodes(const Graph& graph);
 
 // CUDA_ERROR_NOT_SUPPORTED for a graph with memory or conditional nodes.
-CUresult clone(const Graph& graph, std::unique_ptr<Graph>& made);
+std::unique_ptr<Graph> clone(const Graph& graph);
 
-// Null: not a graph, or no longer.
-Graph* known_graph(CUgraph handle);
-Node* known_node(CUgraphNode handle);
+// INVALID_VALUE: not a graph, or no longer.
+Graph& find_graph(CUgraph handle);
+Node& find_node(CUgraphNode handle);
 
 // An edge from each of `from`, none of them twice, all of them in the node's graph.
-CUresult add_edges(Node& to, const CUgraphNode* from, const CUgraphEdgeData* data, std::size_t count);
+void add_edges(Node& to, const CUgraphNode* from, const CUgraphEdgeData* data, std::size_t count);
 
 // A graph's nodes, with those of its child graphs in their place, ahead of the node that stands for the child's end.
 // The order is that of insertion where the edges allow that. None: the edges go in a circle.
@@ -217,7 +217,7 @@ struct InstantiateError {
   const Node* node = nullptr;
   CUgraphInstantiateResult why = CUDA_GRAPH_INSTANTIATE_SUCCESS;
 };
-CUresult instantiate(Graph& graph, unsigned long long flags, std::shared_ptr<Exec>& exec, InstantiateError& error);
+std::shared_ptr<Exec> instantiate(Graph& graph, unsigned long long flags, InstantiateError& error);
 
 struct UpdateOutcome {
   CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_SUCCESS;

@@ -1,4 +1,3 @@
-#define __CUDA_API_VERSION_INTERNAL
 #include "simulated_driver/node_params.hpp"
 
 #include <algorithm>
@@ -6,17 +5,16 @@
 namespace cudasched::simulated_driver {
 namespace {
 
-CUresult read_side(CUmemorytype type, const void* host, CUdeviceptr device, std::size_t pitch, std::size_t height,
-                   std::size_t x, std::size_t y, std::size_t z, const CUDA_MEMCPY3D& params, CopySide& side) {
-  if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
-  if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+CopySide read_side(CUmemorytype type, const void* host, CUdeviceptr device, std::size_t pitch, std::size_t height,
+                   std::size_t x, std::size_t y, std::size_t z, const CUDA_MEMCPY3D& params) {
+  require(type != CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED);
+  require(type == CU_MEMORYTYPE_HOST || type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED);
   const std::uintptr_t base =
       type == CU_MEMORYTYPE_HOST ? reinterpret_cast<std::uintptr_t>(host) : static_cast<std::uintptr_t>(device);
   const bool one_row = params.Height <= 1 && params.Depth <= 1;
-  if (base == 0 || (!one_row && pitch < params.WidthInBytes + x)) return CUDA_ERROR_INVALID_VALUE;
-  if (params.Depth > 1 && height < params.Height + y) return CUDA_ERROR_INVALID_VALUE;
+  require(base != 0 && (one_row || pitch >= params.WidthInBytes + x));
+  require(params.Depth <= 1 || height >= params.Height + y);
+  CopySide side;
   side.pitch = pitch;
   side.slice = pitch * height;
   side.address = base + z * side.slice + y * side.pitch + x;
@@ -24,10 +22,8 @@ CUresult read_side(CUmemorytype type, const void* host, CUdeviceptr device, std:
   const std::size_t bytes = params.WidthInBytes + (std::max<std::size_t>(params.Height, 1) - 1) * side.pitch +
                             (std::max<std::size_t>(params.Depth, 1) - 1) * side.slice;
   const bool ours = find_allocation(side.address, 1) != nullptr;
-  if (bytes != 0 && (ours || type == CU_MEMORYTYPE_DEVICE) && find_allocation(side.address, bytes) == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
+  require(bytes == 0 || (!ours && type != CU_MEMORYTYPE_DEVICE) || find_allocation(side.address, bytes) != nullptr);
+  return side;
 }
 
 void write_side(const CopySide& side, CUmemorytype& type, const void*& host, CUdeviceptr& device, std::size_t& pitch,
@@ -44,7 +40,7 @@ void write_side(const CopySide& side, CUmemorytype& type, const void*& host, CUd
 
 }  // namespace
 
-CUresult read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context, Command& command) {
+Command read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context) {
   CUlaunchConfig config{};
   config.gridDimX = params.gridDimX;
   config.gridDimY = params.gridDimY;
@@ -54,36 +50,27 @@ CUresult read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_pt
   config.blockDimZ = params.blockDimZ;
   config.sharedMemBytes = params.sharedMemBytes;
   const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
-  std::shared_ptr<Context> in = context;
-  Function* function = nullptr;
-  if (const CUresult result = find_function(handle, in, function); result != CUDA_SUCCESS) return result;
-  if (params.func != nullptr) in = function->module->context;
-  KernelCommand kernel;
-  const CUresult result = make_kernel_command(handle, in, config, params.kernelParams, params.extra, false, kernel);
-  if (result == CUDA_SUCCESS) command = std::move(kernel);
-  return result;
+  const Function& function = find_function(handle, context);
+  return make_kernel_command(handle, params.func != nullptr ? function.module->context : context, config,
+                             params.kernelParams, params.extra, false);
 }
 
-CUresult read_params(const CUDA_MEMCPY3D& params, Command& command) {
+Command read_params(const CUDA_MEMCPY3D& params) {
   CopyCommand copy;
-  CUresult result = read_side(params.srcMemoryType, params.srcHost, params.srcDevice, params.srcPitch, params.srcHeight,
-                              params.srcXInBytes, params.srcY, params.srcZ, params, copy.source);
-  if (result != CUDA_SUCCESS) return result;
-  result = read_side(params.dstMemoryType, params.dstHost, params.dstDevice, params.dstPitch, params.dstHeight,
-                     params.dstXInBytes, params.dstY, params.dstZ, params, copy.destination);
-  if (result != CUDA_SUCCESS) return result;
+  copy.source = read_side(params.srcMemoryType, params.srcHost, params.srcDevice, params.srcPitch, params.srcHeight,
+                          params.srcXInBytes, params.srcY, params.srcZ, params);
+  copy.destination = read_side(params.dstMemoryType, params.dstHost, params.dstDevice, params.dstPitch,
+                               params.dstHeight, params.dstXInBytes, params.dstY, params.dstZ, params);
   copy.bytes = params.WidthInBytes;
   copy.height = params.Height;
   copy.depth = params.Depth;
-  command = std::move(copy);
-  return CUDA_SUCCESS;
+  return copy;
 }
 
-CUresult read_params(const CUDA_MEMSET_NODE_PARAMS& params, Command& command) {
-  const bool known_size = params.elementSize == 1 || params.elementSize == 2 || params.elementSize == 4;
-  if (!known_size || params.height == 0 || params.dst % params.elementSize != 0 || params.width > kLargestBytes) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+Command read_params(const CUDA_MEMSET_NODE_PARAMS& params) {
+  require(params.elementSize == 1 || params.elementSize == 2 || params.elementSize == 4);
+  require(params.height != 0 && params.dst % params.elementSize == 0 && params.width <= kLargestBytes);
+  require(params.height == 1 || params.pitch >= params.width * params.elementSize);
   SetCommand set;
   set.destination = params.dst;
   set.value = params.value;
@@ -91,29 +78,21 @@ CUresult read_params(const CUDA_MEMSET_NODE_PARAMS& params, Command& command) {
   set.count = params.width;
   set.height = params.height;
   set.pitch = params.height == 1 ? 0 : params.pitch;
-  if (params.height > 1 && params.pitch < params.width * params.elementSize) return CUDA_ERROR_INVALID_VALUE;
   const std::size_t bytes = set.count * set.width_bytes + (set.height - 1) * set.pitch;
   const Allocation* const allocation = find_allocation(set.destination, std::max<std::size_t>(bytes, 1));
-  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  require(allocation != nullptr);
   set.context = allocation->context.get();
-  command = set;
-  return CUDA_SUCCESS;
+  return set;
 }
 
-CUresult read_params(const CUDA_HOST_NODE_PARAMS& params, Command& command) {
-  if (params.fn == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  command = HostCommand{params.fn, params.userData};
-  return CUDA_SUCCESS;
+Command read_params(const CUDA_HOST_NODE_PARAMS& params) {
+  require(params.fn != nullptr);
+  return HostCommand{params.fn, params.userData};
 }
 
-CUresult read_event(CUevent handle, Command& command) {
-  std::shared_ptr<Event> event;
-  const CUresult result = find_event(handle, event);
-  if (result == CUDA_SUCCESS) command = EventCommand{std::move(event)};
-  return result;
-}
+Command read_params(CUevent event) { return EventCommand{find_event(event)}; }
 
-CUresult read_params(const CUgraphNodeParams& params, const std::shared_ptr<Context>& context, Command& command) {
+Command read_params(const CUgraphNodeParams& params) {
   switch (params.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       const CUDA_KERNEL_NODE_PARAMS_v3& given = params.kernel;
@@ -129,33 +108,28 @@ CUresult read_params(const CUgraphNodeParams& params, const std::shared_ptr<Cont
       kernel.kernelParams = given.kernelParams;
       kernel.extra = given.extra;
       kernel.kern = given.kern;
-      std::shared_ptr<Context> in = context;
-      if (given.func == nullptr && given.ctx != nullptr) {
-        const auto found = driver().contexts.find(reinterpret_cast<Context*>(given.ctx));
-        if (found == driver().contexts.end()) return CUDA_ERROR_INVALID_CONTEXT;
-        in = found->second;
-      }
-      return read_params(kernel, in, command);
+      const bool elsewhere = given.func == nullptr && given.ctx != nullptr;
+      return read_params(
+          kernel, elsewhere ? find(driver().contexts, given.ctx, CUDA_ERROR_INVALID_CONTEXT) : current_context());
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return params.memcpy.flags != 0 ? CUDA_ERROR_INVALID_VALUE : read_params(params.memcpy.copyParams, command);
+      require(params.memcpy.flags == 0);
+      return read_params(params.memcpy.copyParams);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS_v2& given = params.memset;
       return read_params(
-          CUDA_MEMSET_NODE_PARAMS{given.dst, given.pitch, given.value, given.elementSize, given.width, given.height},
-          command);
+          CUDA_MEMSET_NODE_PARAMS{given.dst, given.pitch, given.value, given.elementSize, given.width, given.height});
     }
     case CU_GRAPH_NODE_TYPE_HOST:
-      return read_params(CUDA_HOST_NODE_PARAMS{params.host.fn, params.host.userData}, command);
+      return read_params(CUDA_HOST_NODE_PARAMS{params.host.fn, params.host.userData});
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return read_event(params.eventRecord.event, command);
+      return read_params(params.eventRecord.event);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return read_event(params.eventWait.event, command);
+      return read_params(params.eventWait.event);
     case CU_GRAPH_NODE_TYPE_EMPTY:
-      command = {};
-      return CUDA_SUCCESS;
+      return {};
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      throw Refused(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
@@ -192,6 +166,20 @@ void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params) {
 void write_params(const SetCommand& set, CUDA_MEMSET_NODE_PARAMS& params) {
   params = {set.destination, set.pitch, set.value, set.width_bytes, set.count, set.height};
 }
+
+void write_params(const HostCommand& host, CUDA_HOST_NODE_PARAMS& params) { params = {host.function, host.data}; }
+
+void write_params(const EventCommand& of, CUevent& event) { event = reinterpret_cast<CUevent>(of.event.get()); }
+
+void write_params(const GraphMemoryCommand& of, CUDA_MEM_ALLOC_NODE_PARAMS& params) {
+  params = {};
+  params.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  params.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  params.bytesize = of.memory->bytes;
+  params.dptr = of.memory->address;
+}
+
+void write_params(const GraphMemoryCommand& of, CUdeviceptr& address) { address = of.memory->address; }
 
 CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params) {
   CUDA_KERNEL_NODE_PARAMS made{};

@@ -10,18 +10,22 @@
 namespace cudasched::simulated_driver {
 
 // The context of a kernel given as a CUkernel; a function brings its own.
-CUresult read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context, Command& command);
-CUresult read_params(const CUDA_MEMCPY3D& params, Command& command);
-CUresult read_params(const CUDA_MEMSET_NODE_PARAMS& params, Command& command);
-CUresult read_params(const CUDA_HOST_NODE_PARAMS& params, Command& command);
+Command read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context = current_context());
+Command read_params(const CUDA_MEMCPY3D& params);
+Command read_params(const CUDA_MEMSET_NODE_PARAMS& params);
+Command read_params(const CUDA_HOST_NODE_PARAMS& params);
 // Not of child graph, memory or conditional nodes: NOT_SUPPORTED.
-CUresult read_params(const CUgraphNodeParams& params, const std::shared_ptr<Context>& context, Command& command);
-CUresult read_event(CUevent handle, Command& command);
+Command read_params(const CUgraphNodeParams& params);
+Command read_params(CUevent event);
 
 // The kernel's parameters are where the node keeps them, until it changes.
 void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS& params);
 void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params);
 void write_params(const SetCommand& set, CUDA_MEMSET_NODE_PARAMS& params);
+void write_params(const HostCommand& host, CUDA_HOST_NODE_PARAMS& params);
+void write_params(const EventCommand& of, CUevent& event);
+void write_params(const GraphMemoryCommand& of, CUDA_MEM_ALLOC_NODE_PARAMS& params);
+void write_params(const GraphMemoryCommand& of, CUdeviceptr& address);
 
 CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params);
 

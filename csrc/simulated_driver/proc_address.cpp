@@ -1,5 +1,4 @@
 // cuGetProcAddress, v1 and v2. Which function a name means from which CUDA version on, hook/entry_points.txt says.
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
 
