@@ -15,16 +15,16 @@ constexpr int kDeviceLaunch = 12000;
 // the driver does not tell their number and sizes (before CUDA 12.4), nothing is checked here.
 void check_parameters(const Kernel& kernel) {
   const Api& driver = api();
-  if (driver.function_parameter == nullptr) return;
+  if (driver.cuFuncGetParamInfo == nullptr) return;
   const auto bytes_of = [&](std::size_t index) -> std::optional<std::size_t> {
     std::size_t offset = 0;
     std::size_t bytes = 0;
-    const CUresult status = driver.function_parameter(kernel.function, index, &offset, &bytes);
+    const CUresult status = driver.cuFuncGetParamInfo(kernel.function, index, &offset, &bytes);
     return status == CUDA_SUCCESS ? std::optional(bytes) : std::nullopt;
   };
   const auto named = [&] {
     const char* name = nullptr;
-    const bool known = driver.function_name != nullptr && driver.function_name(&name, kernel.function) == CUDA_SUCCESS;
+    const bool known = driver.cuFuncGetName != nullptr && driver.cuFuncGetName(&name, kernel.function) == CUDA_SUCCESS;
     return "the kernel " + (known && name != nullptr ? std::string(name) + " " : std::string());
   };
   const std::size_t given = kernel.parameters.size();
@@ -67,7 +67,15 @@ CUcontext current_context() {
 
 CUgraph new_graph() {
   CUgraph made = nullptr;
-  check(api().graph_create(&made, 0), "cuGraphCreate");
+  check(api().cuGraphCreate(&made, 0), "cuGraphCreate");
+  return made;
+}
+
+Condition make_condition(CUgraph graph, unsigned start_value, unsigned flags) {
+  api().need(api().cuGraphConditionalHandleCreate != nullptr, kConditional, "conditional nodes");
+  Condition made;
+  check(api().cuGraphConditionalHandleCreate(&made.handle, graph, current_context(), start_value, flags),
+        "cuGraphConditionalHandleCreate");
   return made;
 }
 
@@ -77,15 +85,15 @@ CUgraph new_graph() {
 
 std::size_t Builder::node_count() const {
   std::size_t count = 0;
-  check(api().graph_nodes(graph_, nullptr, &count), "cuGraphGetNodes");
+  check(api().cuGraphGetNodes(graph_, nullptr, &count), "cuGraphGetNodes");
   return count;
 }
 
 CUgraphNode Builder::add_kernel(const Kernel& kernel, std::span<const CUgraphNode> after) {
-  api().need(api().add_kernel != nullptr, 12000, "kernel nodes");
+  api().need(api().cuGraphAddKernelNode != nullptr, 12000, "kernel nodes");
   const CUDA_KERNEL_NODE_PARAMS params = params_of(kernel);
   CUgraphNode node = nullptr;
-  check(api().add_kernel(&node, graph_, after.data(), after.size(), &params), "cuGraphAddKernelNode");
+  check(api().cuGraphAddKernelNode(&node, graph_, after.data(), after.size(), &params), "cuGraphAddKernelNode");
   return node;
 }
 
@@ -99,7 +107,8 @@ CUgraphNode Builder::add_copy(CUdeviceptr to, CUdeviceptr from, std::size_t byte
   copy.Height = 1;
   copy.Depth = 1;
   CUgraphNode node = nullptr;
-  check(api().add_copy(&node, graph_, after.data(), after.size(), &copy, current_context()), "cuGraphAddMemcpyNode");
+  check(api().cuGraphAddMemcpyNode(&node, graph_, after.data(), after.size(), &copy, current_context()),
+        "cuGraphAddMemcpyNode");
   return node;
 }
 
@@ -108,19 +117,21 @@ CUgraphNode Builder::add_fill(CUdeviceptr to, std::uint8_t value, std::size_t by
   const CUDA_MEMSET_NODE_PARAMS fill{
       .dst = to, .pitch = bytes, .value = value, .elementSize = 1, .width = bytes, .height = 1};
   CUgraphNode node = nullptr;
-  check(api().add_fill(&node, graph_, after.data(), after.size(), &fill, current_context()), "cuGraphAddMemsetNode");
+  check(api().cuGraphAddMemsetNode(&node, graph_, after.data(), after.size(), &fill, current_context()),
+        "cuGraphAddMemsetNode");
   return node;
 }
 
 CUgraphNode Builder::add_graph(const Builder& child, std::span<const CUgraphNode> after) {
   CUgraphNode node = nullptr;
-  check(api().add_child(&node, graph_, after.data(), after.size(), child.handle()), "cuGraphAddChildGraphNode");
+  check(api().cuGraphAddChildGraphNode(&node, graph_, after.data(), after.size(), child.handle()),
+        "cuGraphAddChildGraphNode");
   return node;
 }
 
 CUgraphNode Builder::add_empty(std::span<const CUgraphNode> after) {
   CUgraphNode node = nullptr;
-  check(api().add_empty(&node, graph_, after.data(), after.size()), "cuGraphAddEmptyNode");
+  check(api().cuGraphAddEmptyNode(&node, graph_, after.data(), after.size()), "cuGraphAddEmptyNode");
   return node;
 }
 
@@ -139,7 +150,7 @@ Conditional Builder::add_switch(Condition condition, unsigned bodies, std::span<
 Conditional Builder::add_conditional(Condition condition, CUgraphConditionalNodeType type, unsigned bodies,
                                      std::span<const CUgraphNode> after) {
   const Api& driver = api();
-  const bool has = driver.add_node != nullptr;
+  const bool has = driver.cuGraphAddNode != nullptr;
   if (type == CU_GRAPH_COND_TYPE_SWITCH) {
     driver.need(has, kElseAndSwitch, "conditional nodes that choose one of several graphs");
   } else if (bodies == 2) {
@@ -154,7 +165,7 @@ Conditional Builder::add_conditional(Condition condition, CUgraphConditionalNode
   params.conditional.size = bodies;
   params.conditional.ctx = current_context();
   Conditional made;
-  check(driver.add_node(&made.node, graph_, after.data(), nullptr, after.size(), &params),
+  check(driver.cuGraphAddNode(&made.node, graph_, after.data(), nullptr, after.size(), &params),
         "cuGraphAddNode of a conditional node (each has a condition of its own, of the same graph)");
   made.bodies.assign(params.conditional.phGraph_out, params.conditional.phGraph_out + bodies);
   return made;
@@ -172,35 +183,26 @@ Graph& Graph::operator=(Graph&& other) noexcept {
 }
 
 Graph::~Graph() {
-  if (owned_ != nullptr) api().graph_destroy(owned_);
+  if (owned_ != nullptr) api().cuGraphDestroy(owned_);
 }
 
-Condition Graph::condition() {
-  api().need(api().create_condition != nullptr, kConditional, "conditional nodes");
-  Condition made;
-  check(api().create_condition(&made.handle, handle(), current_context(), 0, 0), "cuGraphConditionalHandleCreate");
-  return made;
-}
+Condition Graph::condition() { return make_condition(handle(), 0, 0); }
 
 Condition Graph::condition(unsigned start_value) {
-  api().need(api().create_condition != nullptr, kConditional, "conditional nodes");
-  Condition made;
-  check(api().create_condition(&made.handle, handle(), current_context(), start_value, CU_GRAPH_COND_ASSIGN_DEFAULT),
-        "cuGraphConditionalHandleCreate");
-  return made;
+  return make_condition(handle(), start_value, CU_GRAPH_COND_ASSIGN_DEFAULT);
 }
 
 // ---- capture
 
 Capture::Capture(CUstream stream, CUstreamCaptureMode mode) : stream_(stream) {
-  check(api().begin_capture(stream, mode), "cuStreamBeginCapture");
+  check(api().cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture");
   open_ = true;
 }
 
 Capture::Capture(CUstream stream, const Builder& into, std::span<const CUgraphNode> after, CUstreamCaptureMode mode)
     : stream_(stream), into_(into.handle()) {
-  api().need(api().begin_capture_to_graph != nullptr, kCaptureToGraph, "captures into a graph");
-  check(api().begin_capture_to_graph(stream, into_, after.data(), nullptr, after.size(), mode),
+  api().need(api().cuStreamBeginCaptureToGraph != nullptr, kCaptureToGraph, "captures into a graph");
+  check(api().cuStreamBeginCaptureToGraph(stream, into_, after.data(), nullptr, after.size(), mode),
         "cuStreamBeginCaptureToGraph");
   open_ = true;
 }
@@ -208,15 +210,15 @@ Capture::Capture(CUstream stream, const Builder& into, std::span<const CUgraphNo
 Capture::~Capture() {
   if (!open_) return;
   CUgraph graph = nullptr;
-  if (api().end_capture(stream_, &graph) == CUDA_SUCCESS && graph != nullptr && into_ == nullptr)
-    api().graph_destroy(graph);
+  if (api().cuStreamEndCapture(stream_, &graph) == CUDA_SUCCESS && graph != nullptr && into_ == nullptr)
+    api().cuGraphDestroy(graph);
 }
 
 CUgraph Capture::end() {
   if (!open_) throw Error("this capture has ended", CUDA_ERROR_ILLEGAL_STATE);
   open_ = false;
   CUgraph graph = nullptr;
-  check(api().end_capture(stream_, &graph), "cuStreamEndCapture");
+  check(api().cuStreamEndCapture(stream_, &graph), "cuStreamEndCapture");
   return graph;
 }
 
@@ -227,7 +229,7 @@ Graph Capture::finish() {
 
 void Capture::close() {
   CUgraph const graph = end();
-  if (into_ == nullptr) api().graph_destroy(graph);
+  if (into_ == nullptr) api().cuGraphDestroy(graph);
 }
 
 // ---- executable graphs
@@ -236,7 +238,7 @@ Executable::Executable(const Graph& graph, For where) : exec_(nullptr) {
   const Api& driver = api();
   if (where == For::kDevice) driver.need(true, kDeviceLaunch, "graphs that are launched from the device");
   const unsigned long long flags = where == For::kDevice ? CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH : 0;
-  check(driver.instantiate(&exec_, graph.handle(), flags), "cuGraphInstantiate");
+  check(driver.cuGraphInstantiateWithFlags(&exec_, graph.handle(), flags), "cuGraphInstantiate");
 }
 
 Executable& Executable::operator=(Executable&& other) noexcept {
@@ -246,30 +248,30 @@ Executable& Executable::operator=(Executable&& other) noexcept {
 }
 
 Executable::~Executable() {
-  if (exec_ != nullptr) api().exec_destroy(exec_);
+  if (exec_ != nullptr) api().cuGraphExecDestroy(exec_);
 }
 
-void Executable::launch(CUstream stream) const { check(api().launch(exec_, stream), "cuGraphLaunch"); }
+void Executable::launch(CUstream stream) const { check(api().cuGraphLaunch(exec_, stream), "cuGraphLaunch"); }
 
-void Executable::upload(CUstream stream) const { check(api().upload(exec_, stream), "cuGraphUpload"); }
+void Executable::upload(CUstream stream) const { check(api().cuGraphUpload(exec_, stream), "cuGraphUpload"); }
 
 Update Executable::update(const Graph& graph) {
-  api().need(api().update != nullptr, 12000, "updates of whole graphs");
+  api().need(api().cuGraphExecUpdate != nullptr, 12000, "updates of whole graphs");
   CUgraphExecUpdateResultInfo info{};
-  const CUresult status = api().update(exec_, graph.handle(), &info);
+  const CUresult status = api().cuGraphExecUpdate(exec_, graph.handle(), &info);
   if (status != CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) check(status, "cuGraphExecUpdate");
   return {.done = status == CUDA_SUCCESS, .why = info.result, .node = info.errorNode};
 }
 
 void Executable::set_kernel(CUgraphNode node, const Kernel& kernel) {
-  api().need(api().set_kernel != nullptr, 12000, "changes of kernel nodes");
+  api().need(api().cuGraphExecKernelNodeSetParams != nullptr, 12000, "changes of kernel nodes");
   const CUDA_KERNEL_NODE_PARAMS params = params_of(kernel);
-  check(api().set_kernel(exec_, node, &params), "cuGraphExecKernelNodeSetParams");
+  check(api().cuGraphExecKernelNodeSetParams(exec_, node, &params), "cuGraphExecKernelNodeSetParams");
 }
 
 void Executable::set_enabled(CUgraphNode node, bool enabled) {
-  api().need(api().set_enabled != nullptr, 11060, "nodes that can be switched off");
-  check(api().set_enabled(exec_, node, enabled ? 1 : 0), "cuGraphNodeSetEnabled");
+  api().need(api().cuGraphNodeSetEnabled != nullptr, 11060, "nodes that can be switched off");
+  check(api().cuGraphNodeSetEnabled(exec_, node, enabled ? 1 : 0), "cuGraphNodeSetEnabled");
 }
 
 }  // namespace cudasched::graphs

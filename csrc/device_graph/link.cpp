@@ -47,7 +47,7 @@ std::filesystem::path toolkit_of_path() {
 struct Linker {
   CUlinkState state = nullptr;
   ~Linker() {
-    if (state != nullptr) api().link_destroy(state);
+    if (state != nullptr) api().cuLinkDestroy(state);
   }
 };
 
@@ -79,7 +79,7 @@ std::string find_device_runtime() {
 
 LinkedModule::LinkedModule(std::span<const std::string> images, const std::string& device_runtime) {
   const Api& driver = api();
-  driver.need(driver.link_create != nullptr && driver.link_add_file != nullptr, 11040,
+  driver.need(driver.cuLinkCreate != nullptr && driver.cuLinkAddFile != nullptr, 11040,
               "modules that are linked at run time");
   std::array<char, 4096> log{};
   std::array<CUjit_option, 2> options{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
@@ -93,7 +93,7 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
   };
   Linker linker;
   const CUresult created =
-      driver.link_create(static_cast<unsigned>(options.size()), options.data(), values.data(), &linker.state);
+      driver.cuLinkCreate(static_cast<unsigned>(options.size()), options.data(), values.data(), &linker.state);
   driver.need(created != CUDA_ERROR_NOT_SUPPORTED, 11040, "modules that are linked at run time");
   linked(created, "cuLinkCreate");
   const std::string runtime = device_runtime.empty() ? find_device_runtime() : device_runtime;
@@ -105,28 +105,28 @@ LinkedModule::LinkedModule(std::span<const std::string> images, const std::strin
     const bool is_code = image.compare(0, 4,
                                        "\x7f"
                                        "ELF") == 0;
-    linked(driver.link_add_data(linker.state, is_code ? CU_JIT_INPUT_CUBIN : CU_JIT_INPUT_PTX,
+    linked(driver.cuLinkAddData(linker.state, is_code ? CU_JIT_INPUT_CUBIN : CU_JIT_INPUT_PTX,
                                 const_cast<char*>(image.c_str()), image.size() + (is_code ? 0 : 1), "image", 0, nullptr,
                                 nullptr),
            "cuLinkAddData");
   }
-  linked(driver.link_add_file(linker.state, CU_JIT_INPUT_LIBRARY, runtime.c_str(), 0, nullptr, nullptr),
+  linked(driver.cuLinkAddFile(linker.state, CU_JIT_INPUT_LIBRARY, runtime.c_str(), 0, nullptr, nullptr),
          "cuLinkAddFile");
   void* code = nullptr;
   std::size_t bytes = 0;
-  linked(driver.link_complete(linker.state, &code, &bytes), "cuLinkComplete");
+  linked(driver.cuLinkComplete(linker.state, &code, &bytes), "cuLinkComplete");
   context_ = context_of_thread();
-  check(driver.load_module(&module_, code), "cuModuleLoadData");
+  check(driver.cuModuleLoadData(&module_, code), "cuModuleLoadData");
 }
 
 LinkedModule::~LinkedModule() {
   if (module_ == nullptr) return;
-  if (const Current current(context_); current.ok()) api().unload_module(module_);  // else unloaded with its context
+  if (const Current current(context_); current.ok()) api().cuModuleUnload(module_);  // else unloaded with its context
 }
 
 CUfunction LinkedModule::function(const char* name) const {
   CUfunction found = nullptr;
-  check(api().get_function(&found, module_, name), "cuModuleGetFunction");
+  check(api().cuModuleGetFunction(&found, module_, name), "cuModuleGetFunction");
   return found;
 }
 

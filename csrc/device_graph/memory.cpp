@@ -52,12 +52,12 @@ Plan plan_memory(std::span<const Use> uses, std::size_t alignment) {
 StaticPool::StaticPool(std::span<const Use> uses, std::size_t alignment) : plan_(plan_memory(uses, alignment)) {
   if (plan_.bytes == 0) return;
   context_ = context_of_thread();
-  check(api().allocate(&base_, plan_.bytes), "cuMemAlloc");
+  check(api().cuMemAlloc(&base_, plan_.bytes), "cuMemAlloc");
 }
 
 StaticPool::~StaticPool() {
   if (base_ == 0) return;
-  if (const Current current(context_); current.ok()) api().free(base_);  // else the memory went with its context
+  if (const Current current(context_); current.ok()) api().cuMemFree(base_);  // else the memory went with its context
 }
 
 }  // namespace cudasched::graphs

@@ -14,7 +14,7 @@ CUdevice device_of(CUcontext context) {
   const Current current(context);
   current.need();
   CUdevice device = 0;
-  check(api().context_device(&device), "cuCtxGetDevice");
+  check(api().cuCtxGetDevice(&device), "cuCtxGetDevice");
   return device;
 }
 
@@ -63,11 +63,11 @@ Nccl load_nccl() {
 
 void enable_peer_access(CUcontext from, CUcontext to) {
   const Api& driver = api();
-  driver.need(driver.enable_peer != nullptr && driver.can_access_peer != nullptr, 11040, "peers");
+  driver.need(driver.cuCtxEnablePeerAccess != nullptr && driver.cuDeviceCanAccessPeer != nullptr, 11040, "peers");
   const CUdevice of_from = device_of(from);
   const CUdevice of_to = device_of(to);
   int can = 0;
-  const CUresult asked = driver.can_access_peer(&can, of_from, of_to);
+  const CUresult asked = driver.cuDeviceCanAccessPeer(&can, of_from, of_to);
   driver.need(asked != CUDA_ERROR_NOT_SUPPORTED, 11040, "peers");  // by the shim, where a driver lacks it
   check(asked, "cuDeviceCanAccessPeer");
   if (can == 0) {
@@ -76,7 +76,7 @@ void enable_peer_access(CUcontext from, CUcontext to) {
   }
   const Current current(from);
   current.need();
-  const CUresult status = driver.enable_peer(to, 0);
+  const CUresult status = driver.cuCtxEnablePeerAccess(to, 0);
   if (status != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) check(status, "cuCtxEnablePeerAccess");
 }
 
@@ -91,7 +91,7 @@ struct Collectives::State {
     for (Communicator const communicator : communicators) {
       if (communicator != nullptr) nccl.destroy(communicator);
     }
-    for (std::size_t i = 0; i < contexts.size(); ++i) api().primary_release(devices[i]);
+    for (std::size_t i = 0; i < contexts.size(); ++i) api().cuDevicePrimaryCtxRelease(devices[i]);
   }
 };
 
@@ -100,7 +100,7 @@ Collectives::Collectives(std::span<const int> devices) : state_(std::make_unique
   state.nccl = load_nccl();
   for (const int device : devices) {
     CUcontext context = nullptr;
-    check(api().primary_retain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(api().cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
     state.contexts.push_back(context);
     state.devices.push_back(device);
   }
@@ -118,7 +118,7 @@ Collectives::~Collectives() {
   try {
     std::packaged_task<void()> destroy([state] {
       CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;  // the program may capture by then
-      api().exchange_capture_mode(&mode);
+      api().cuThreadExchangeStreamCaptureMode(&mode);
       delete state;
     });
     const std::future<void> done = destroy.get_future();
@@ -144,7 +144,7 @@ void Collectives::sum(std::span<const CUdeviceptr> data, std::size_t count, std:
     pushed = current.status();
     if (!current.ok()) continue;
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    state.captured = state.captured || api().is_capturing(streams[i], &capture) != CUDA_SUCCESS ||
+    state.captured = state.captured || api().cuStreamIsCapturing(streams[i], &capture) != CUDA_SUCCESS ||
                      capture != CU_STREAM_CAPTURE_STATUS_NONE;
     void* const memory = reinterpret_cast<void*>(data[i]);
     status = state.nccl.all_reduce(memory, memory, count, kFloat, kSum, state.communicators[i], streams[i]);
