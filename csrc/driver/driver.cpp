@@ -14,12 +14,14 @@ std::string describe(const char* call, CUresult status, const std::source_locati
          where.file_name() + ":" + std::to_string(where.line());
 }
 
-enum class Need : std::uint8_t { kNeeded, kOptional };
+enum class Need : std::uint8_t { kNeeded, kToSchedule, kOptional };
 
 template <typename Function>
 void look_up(void* handle, Function*& function, Need need, const char* name) {
   function = reinterpret_cast<Function*>(cudasched_loader_find(handle, name));
-  if (function == nullptr && need == Need::kNeeded) {
+  if (function != nullptr) return;
+  if (need == Need::kToSchedule && table().lacks == nullptr) table().lacks = name;
+  if (need == Need::kNeeded) {
     throw HookError(std::string("the NVIDIA driver has no ") + name +
                     "; cudasched needs a driver of release 470 or later, and 550 or later to schedule");
   }

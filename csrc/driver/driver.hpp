@@ -47,6 +47,8 @@ struct Driver {
 #define TWINS_AS(need, name, symbol, suffix, ...) Twins<__VA_ARGS__> name;
 #include "driver/calls.inc"
 
+  const char* lacks = nullptr;  // a function that scheduling needs; null: none
+
   // Looks every function up in the library behind `handle`. Throws HookError if one that cudasched cannot do without is
   // missing (no driver of the last ten years lacks one).
   void load(void* handle);

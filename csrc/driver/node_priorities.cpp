@@ -19,12 +19,6 @@ bool set_priority(CUgraphNode node, int priority) noexcept {
 }  // namespace
 
 NodePriorities::NodePriorities(CUgraph graph) noexcept {
-  const Driver& driver = table();
-  if (driver.cuGraphGetNodes == nullptr || driver.cuGraphNodeGetType == nullptr ||
-      driver.cuGraphChildGraphNodeGetGraph == nullptr || driver.cuGraphKernelNodeGetAttribute == nullptr ||
-      driver.cuGraphKernelNodeSetAttribute == nullptr) {
-    return;
-  }
   try {
     complete_ = find(graph, 0);
   } catch (const std::exception&) {

@@ -73,7 +73,7 @@ bool Registry::look_up(CUstream stream, StreamFacts& facts) noexcept {
   // A green context may be current to one thread at a time: it is not made current here, and its streams are used on
   // that thread.
   CUgreenCtx green = nullptr;
-  if (green_contexts_exist.load(std::memory_order_relaxed) && table().cuStreamGetGreenCtx != nullptr &&
+  if (green_contexts_exist.load(std::memory_order_relaxed) &&
       table().cuStreamGetGreenCtx(stream, &green) == CUDA_SUCCESS && green != nullptr) {
     context = nullptr;
   }

@@ -45,7 +45,7 @@ constexpr int kDefaultPriority = 0;
 // launches. The flag for node priorities says nothing of a caller's wishes: PyTorch passes it for every graph.
 std::optional<int> wanted_priority(CUgraph graph, unsigned long long flags) noexcept {
   if (!runtime::hot().scheduling.load(std::memory_order_relaxed) || !runtime::engine().node_priority() ||
-      (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0 || table().cuCtxGetStreamPriorityRange == nullptr) {
+      (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) {
     return {};
   }
   const Class caller = class_of(graph);
@@ -102,8 +102,7 @@ template <typename Plain>
 CUresult instantiate_with_log(CUgraphExec* exec, CUgraph graph, CUgraphNode* error_node, char* log,
                               std::size_t log_bytes, Plain* plain) noexcept {
   CUresult status = CUDA_SUCCESS;
-  if (table().cuGraphInstantiateWithFlags != nullptr &&
-      instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
+  if (instantiate_prioritised(exec, graph, 0, [&](unsigned long long flags) {
         return table().cuGraphInstantiateWithFlags(exec, graph, flags);
       })) {
     if (error_node != nullptr) *error_node = nullptr;
@@ -237,18 +236,11 @@ CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&&
   });
 }
 
-constexpr CUresult kNotThere = CUDA_ERROR_NOT_SUPPORTED;
-
-CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
-  return table().cuGraphKernelNodeSetParams == nullptr ? kNotThere
-                                                       : table().cuGraphKernelNodeSetParams(node, parameters);
-}
-
 CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {
   return node_changed(
       exec, node, parameters == nullptr ? nullptr : parameters->ctx,
       [&] { return table().cuGraphExecKernelNodeSetParams(exec, node, parameters); },
-      [&](CUgraphNode ours) { return set_kernel(ours, parameters); });
+      [&](CUgraphNode ours) { return table().cuGraphKernelNodeSetParams(ours, parameters); });
 }
 
 CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* parameters) noexcept {
@@ -264,7 +256,7 @@ CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NOD
     newer.sharedMemBytes = parameters->sharedMemBytes;
     newer.kernelParams = parameters->kernelParams;
     newer.extra = parameters->extra;
-    return set_kernel(ours, &newer);
+    return table().cuGraphKernelNodeSetParams(ours, &newer);
   };
   return node_changed(
       exec, node, nullptr, [&] { return table().cuGraphExecKernelNodeSetParams_v1(exec, node, parameters); }, set);
@@ -273,29 +265,20 @@ CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NOD
 CUresult copy_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* parameters, CUcontext context) noexcept {
   return node_changed(
       exec, node, context, [&] { return table().cuGraphExecMemcpyNodeSetParams(exec, node, parameters, context); },
-      [&](CUgraphNode ours) {
-        return table().cuGraphMemcpyNodeSetParams == nullptr ? kNotThere
-                                                             : table().cuGraphMemcpyNodeSetParams(ours, parameters);
-      });
+      [&](CUgraphNode ours) { return table().cuGraphMemcpyNodeSetParams(ours, parameters); });
 }
 
 CUresult fill_set(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* parameters,
                   CUcontext context) noexcept {
   return node_changed(
       exec, node, context, [&] { return table().cuGraphExecMemsetNodeSetParams(exec, node, parameters, context); },
-      [&](CUgraphNode ours) {
-        return table().cuGraphMemsetNodeSetParams == nullptr ? kNotThere
-                                                             : table().cuGraphMemsetNodeSetParams(ours, parameters);
-      });
+      [&](CUgraphNode ours) { return table().cuGraphMemsetNodeSetParams(ours, parameters); });
 }
 
 CUresult host_set(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS* parameters) noexcept {
   return node_changed(
       exec, node, nullptr, [&] { return table().cuGraphExecHostNodeSetParams(exec, node, parameters); },
-      [&](CUgraphNode ours) {
-        return table().cuGraphHostNodeSetParams == nullptr ? kNotThere
-                                                           : table().cuGraphHostNodeSetParams(ours, parameters);
-      });
+      [&](CUgraphNode ours) { return table().cuGraphHostNodeSetParams(ours, parameters); });
 }
 
 CUresult set_enabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) noexcept {
@@ -318,9 +301,8 @@ CUresult update_node(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* para
                             : type == CU_GRAPH_NODE_TYPE_MEMCPY ? parameters->memcpy.copyCtx
                             : type == CU_GRAPH_NODE_TYPE_MEMSET ? parameters->memset.ctx
                                                                 : nullptr;
-  return node_changed(exec, node, context, call, [&](CUgraphNode ours) {
-    return table().cuGraphNodeSetParams == nullptr ? kNotThere : table().cuGraphNodeSetParams(ours, parameters);
-  });
+  return node_changed(exec, node, context, call,
+                      [&](CUgraphNode ours) { return table().cuGraphNodeSetParams(ours, parameters); });
 }
 
 CUresult retain_object(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) noexcept {

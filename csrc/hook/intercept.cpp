@@ -535,10 +535,9 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     cudasched::runtime::engine().lifecycle().attach(real_driver, real_driver_path);
     cudasched::runtime::engine().watch_driver(real_driver);
     using cudasched::hook::Offload;
-    const bool can_defer =
-        Offload::connect({&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
-                          &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
-    cudasched::runtime::engine().use_offload({can_defer, &Offload::add, &Offload::forget_queues});
+    Offload::connect({&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
+                      &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
+    cudasched::runtime::engine().use_offload({&Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());

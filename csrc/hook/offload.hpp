@@ -43,9 +43,7 @@ class Offload {
     FreeMemory free_memory = nullptr;  // null: nothing is counted
   };
 
-  // False where the driver lacks a function that offload needs: nothing is deferred then (drivers before 12.4 do not
-  // tell parameter sizes).
-  static bool connect(const Engine& engine) noexcept;
+  static void connect(const Engine& engine) noexcept;
   static bool connected() noexcept;
 
   // A device's queue, once started; queues are never removed. At most 32.

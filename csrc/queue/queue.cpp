@@ -285,7 +285,6 @@ bool Queue::push_host_function(const Caller& caller, CUhostFn function, void* da
 }
 
 bool Queue::push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept {
-  if (driver::table().cuMemFreeAsync.legacy == nullptr) return false;
   return push(
       caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
       [&](Operation& operation, std::byte*, Position) {

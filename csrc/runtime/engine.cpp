@@ -117,7 +117,6 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
 
 const char* Engine::why_no_offload() const noexcept {
   if (!settings_.offload) return "the setting offload is off";
-  if (!offload_.can_defer) return "the driver lacks a call that is deferred";
   if (!settings_.offload_beside_tools && a_tool_is_injected()) return "a tool is injected into this program";
   // Every launch is to be over when its call returns.
   const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");

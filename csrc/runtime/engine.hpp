@@ -40,7 +40,6 @@ namespace cudasched::runtime {
 
 // The hook's functions for launch queues; the runtime is below the hook, and calls through these pointers.
 struct OffloadHooks {
-  bool can_defer = false;
   void (*started)(queue::Queue&) noexcept = nullptr;
   void (*forget_queues)() noexcept = nullptr;
 };

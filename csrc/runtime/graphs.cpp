@@ -108,12 +108,10 @@ std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_
   hash = mix(hash, static_cast<std::uint64_t>(type));
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      return driver.cuGraphKernelNodeGetParams == nullptr ? 0 : kernels.node_ns(node, hash);
+      return kernels.node_ns(node, hash);
     case CU_GRAPH_NODE_TYPE_MEMCPY: {
       CUDA_MEMCPY3D copy{};
-      if (driver.cuGraphMemcpyNodeGetParams == nullptr ||
-          driver.cuGraphMemcpyNodeGetParams(node, &copy) != CUDA_SUCCESS)
-        break;
+      if (driver.cuGraphMemcpyNodeGetParams(node, &copy) != CUDA_SUCCESS) break;
       const double bytes = static_cast<double>(copy.WidthInBytes) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Height)) *
                            static_cast<double>(std::max<std::size_t>(1, copy.Depth));
@@ -122,16 +120,13 @@ std::int64_t node_ns(CUgraphNode node, Kernels& kernels, int depth, std::uint64_
     }
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       CUDA_MEMSET_NODE_PARAMS fill{};
-      if (driver.cuGraphMemsetNodeGetParams == nullptr ||
-          driver.cuGraphMemsetNodeGetParams(node, &fill) != CUDA_SUCCESS)
-        break;
+      if (driver.cuGraphMemsetNodeGetParams(node, &fill) != CUDA_SUCCESS) break;
       return transfer_ns(static_cast<double>(fill.width) * fill.elementSize * static_cast<double>(fill.height),
                          kDeviceBytesPerNs);
     }
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
-      if (depth >= kDeepest || driver.cuGraphChildGraphNodeGetGraph == nullptr ||
-          driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
+      if (depth >= kDeepest || driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
         plain = false;
         break;
       }
@@ -172,8 +167,7 @@ Walk walk(CUgraph graph, Kernels& kernels, int depth) {
   std::size_t edges = 0;
   std::vector<CUgraphNode> from;
   std::vector<CUgraphNode> to;
-  if (driver.cuGraphGetEdges != nullptr &&
-      driver.cuGraphGetEdges(graph, nullptr, nullptr, nullptr, &edges) == CUDA_SUCCESS && edges > 0) {
+  if (driver.cuGraphGetEdges(graph, nullptr, nullptr, nullptr, &edges) == CUDA_SUCCESS && edges > 0) {
     from.resize(edges);
     to.resize(edges);
     std::vector<CUgraphEdgeData> data(edges);
@@ -222,9 +216,7 @@ std::int64_t predicted_node_ns(CUgraphNode node, const Graphs::Estimate& estimat
 }
 
 void Graphs::note(CUgraphExec exec, CUgraph graph, const Estimate& estimate) noexcept {
-  if (exec == nullptr || driver::table().cuGraphGetNodes == nullptr || driver::table().cuGraphNodeGetType == nullptr) {
-    return;
-  }
+  if (exec == nullptr) return;
   try {
     const driver::RelaxedCapture relaxed;
     Kernels kernels(estimate);

@@ -91,6 +91,11 @@ void Lifecycle::start() noexcept {
       off_reason_ = "the NVIDIA driver at " + driver_path_ + " supports CUDA " +
                     std::to_string(driver_version_ / 1000) + "." + std::to_string(driver_version_ % 1000 / 10) +
                     "; scheduling needs 12.4 (release 550) or later: every launch passes through unscheduled";
+    } else if (driver.lacks != nullptr) {
+      off_reason_ = "the NVIDIA driver at " + driver_path_ + " has no " + driver.lacks +
+                    ", which drivers have from CUDA 12.4 on: every launch passes through unscheduled";
+    }
+    if (!off_reason_.empty()) {
       log::warning(off_reason_);
       return;
     }

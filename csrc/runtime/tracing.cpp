@@ -172,8 +172,7 @@ void trace_counters(Device& device) noexcept {
   unsigned flags = 0;
   int active = 0;
   CUcontext context = nullptr;
-  if (driver.cuMemGetInfo == nullptr ||
-      driver.cuDevicePrimaryCtxGetState(device.ordinal(), &flags, &active) != CUDA_SUCCESS || active == 0 ||
+  if (driver.cuDevicePrimaryCtxGetState(device.ordinal(), &flags, &active) != CUDA_SUCCESS || active == 0 ||
       driver.cuDevicePrimaryCtxRetain(&context, device.ordinal()) != CUDA_SUCCESS) {
     return;
   }

@@ -731,6 +731,20 @@ def test_a_driver_that_is_too_old(
     assert package.status() == []
 
 
+def test_a_driver_without_a_function_that_scheduling_needs(
+    misbehaving: Run, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = tmp_path / "libcuda.so.1"
+    lacking.write_bytes(simulated.read_bytes().replace(b"\0cuGraphClone\0", b"\0cuGraphCl0ne\0"))
+    monkeypatch.setenv("CUDASCHED_DRIVER", str(lacking))
+    code = "gpu = Gpu(); gpu.launch(3); gpu.synchronize(); print(state()['scheduling'], state()['launches'])"
+    done = misbehaving(code, "best-effort")
+    assert (done.returncode, done.stdout) == (0, "False 3\n")
+    (line,) = done.stderr.splitlines()
+    for word in ("cudasched: warning: ", str(lacking), "has no cuGraphClone", "12.4", "unscheduled"):
+        assert word in line
+
+
 def test_a_region_under_a_driver_that_is_too_old(stage: Stage) -> None:
     program = stage.importing(CUDASCHED_SIM_DRIVER_VERSION="12020")
     program.call("gpu = Gpu()")

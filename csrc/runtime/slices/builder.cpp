@@ -304,8 +304,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         std::size_t free_bytes = 0;
         std::size_t all_bytes = 0;
         // Memory that the program may want stays free.
-        if (table().cuMemGetInfo != nullptr && table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS &&
-            free_bytes < 4 * bytes + all_bytes / 128) {
+        if (table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS && free_bytes < 4 * bytes + all_bytes / 128) {
           reason = WholeReason::kNoMemory;
         } else if (table().cuStreamCreate(&upload, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) {
           upload = nullptr;

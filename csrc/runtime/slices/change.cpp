@@ -165,8 +165,8 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       CUDA_KERNEL_NODE_PARAMS kernel{};
-      known = known && driver.cuGraphKernelNodeGetParams != nullptr &&
-              driver.cuGraphKernelNodeGetParams(from, &kernel) == CUDA_SUCCESS && pack(kernel, place, change.bytes_);
+      known = known && driver.cuGraphKernelNodeGetParams(from, &kernel) == CUDA_SUCCESS &&
+              pack(kernel, place, change.bytes_);
       if (known) return change;
       break;
     }
@@ -181,8 +181,7 @@ Change Change::of_node(CUgraphNode from, std::uint32_t place) {
       break;
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
-      known = known && driver.cuGraphChildGraphNodeGetGraph != nullptr &&
-              driver.cuGraphChildGraphNodeGetGraph(from, &child) == CUDA_SUCCESS;
+      known = known && driver.cuGraphChildGraphNodeGetGraph(from, &child) == CUDA_SUCCESS;
       ReadGraph read;
       if (!known || !read_graph(child, true, read)) break;
       change = of_graph({child, [](CUgraph) {}}, std::move(read), place);  // it is its node's
@@ -240,10 +239,10 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
   const bool known = header.place < pieces.handles.size() && pieces.handles[header.place] != nullptr;
   // `set_node` changes the slice's graph as `set` changes the executable: needed where a child graph may change.
   const auto with = [&](auto* set, auto* set_node, const auto& parameters, const auto&... of_context) {
-    if (set == nullptr || !known) return false;
+    if (!known) return false;
     CUgraphNode const node = pieces.handles[header.place];
     const Pieces::Piece& piece = pieces.pieces[pieces.piece_of[header.place]];
-    if (!piece.has_inner || set_node == nullptr || set_node(node, &parameters) != CUDA_SUCCESS) piece.is_ahead = true;
+    if (!piece.has_inner || set_node(node, &parameters) != CUDA_SUCCESS) piece.is_ahead = true;
     return set(piece.exec, node, &parameters, of_context...) == CUDA_SUCCESS;
   };
   switch (header.kind) {
@@ -260,14 +259,13 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
     case Kind::kHost:
       return with(driver.cuGraphExecHostNodeSetParams, driver.cuGraphHostNodeSetParams, header.host);
     case Kind::kSwitch:
-      return known && driver.cuGraphNodeSetEnabled != nullptr &&
-             driver.cuGraphNodeSetEnabled(pieces.exec_of(header.place), pieces.handles[header.place], header.enabled) ==
-                 CUDA_SUCCESS;
+      return known && driver.cuGraphNodeSetEnabled(pieces.exec_of(header.place), pieces.handles[header.place],
+                                                   header.enabled) == CUDA_SUCCESS;
     case Kind::kGraph: {
       if (header.place != kWhole && !pieces.children) {
         const std::unique_ptr<Update> update(header.update);
         if (known) pieces.pieces[pieces.piece_of[header.place]].is_ahead = true;
-        return known && driver.cuGraphExecChildGraphNodeSetParams != nullptr &&
+        return known &&
                driver.cuGraphExecChildGraphNodeSetParams(pieces.exec_of(header.place), pieces.handles[header.place],
                                                          update->graph.get()) == CUDA_SUCCESS;
       }
@@ -281,8 +279,7 @@ bool Change::make(std::byte* bytes, const Pieces& pieces, std::optional<int> pri
     }
     case Kind::kLike: {
       CUDA_KERNEL_NODE_PARAMS kernel{};
-      return driver.cuGraphKernelNodeGetParams != nullptr &&
-             driver.cuGraphKernelNodeGetParams(header.like, &kernel) == CUDA_SUCCESS &&
+      return driver.cuGraphKernelNodeGetParams(header.like, &kernel) == CUDA_SUCCESS &&
              with(driver.cuGraphExecKernelNodeSetParams, driver.cuGraphKernelNodeSetParams, kernel);
     }
   }

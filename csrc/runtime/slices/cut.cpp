@@ -21,8 +21,7 @@ constexpr std::size_t kMostNodes = std::size_t{1} << 20;
 
 bool is_updatable(CUgraphNode node) noexcept {
   CUkernelNodeAttrValue value{};
-  return table().cuGraphKernelNodeGetAttribute != nullptr &&
-         table().cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) ==
+  return table().cuGraphKernelNodeGetAttribute(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) ==
              CUDA_SUCCESS &&
          value.deviceUpdatableKernelNode.deviceUpdatable != 0;
 }
@@ -41,10 +40,7 @@ WholeReason why_whole(CUgraphNode node, CUgraphNodeType type, int depth) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       CUgraph child = nullptr;
       if (depth == kDeepest) return WholeReason::kChildTooDeep;
-      if (table().cuGraphChildGraphNodeGetGraph == nullptr ||
-          table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
-        return WholeReason::kUnknownNode;
-      }
+      if (table().cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) return WholeReason::kUnknownNode;
       return why_whole(child, depth + 1);
     }
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
@@ -96,8 +92,7 @@ void look_at_kernels(CUgraphNode node, CUgraphNodeType type, CUcontext context, 
   }
   if (type != CU_GRAPH_NODE_TYPE_KERNEL) return;
   CUDA_KERNEL_NODE_PARAMS parameters{};
-  if (table().cuGraphKernelNodeGetParams == nullptr ||
-      table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) {
+  if (table().cuGraphKernelNodeGetParams(node, &parameters) != CUDA_SUCCESS) {
     planned.keeps_whole = WholeReason::kUnknownNode;
     return;
   }
@@ -222,10 +217,7 @@ bool add_graph(CUgraph graph, std::uint32_t parent, int depth, ReadGraph& read) 
     add(node, type, parent);
     if (read.children && type == CU_GRAPH_NODE_TYPE_GRAPH) {
       CUgraph child = nullptr;
-      if (driver.cuGraphChildGraphNodeGetGraph == nullptr ||
-          driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) {
-        return false;
-      }
+      if (driver.cuGraphChildGraphNodeGetGraph(node, &child) != CUDA_SUCCESS) return false;
       ends.begin = here();
       add(nullptr, CU_GRAPH_NODE_TYPE_EMPTY, place);
       if (!add_graph(child, place, depth + 1, read)) return false;
@@ -272,7 +264,7 @@ WholeReason make_executable(const Instantiation& how, Pieces::Piece& piece) {
     piece.exec = nullptr;
     return refused(status);
   }
-  if (how.upload != nullptr && table().cuGraphUpload != nullptr) {
+  if (how.upload != nullptr) {
     const CUresult status = table().cuGraphUpload(piece.exec, how.upload);
     if (status != CUDA_SUCCESS) return refused(status);
   }
@@ -290,7 +282,7 @@ bool get_nodes(CUgraph graph, std::vector<CUgraphNode>& nodes) {
 
 bool are_paired(const std::vector<CUgraphNode>& nodes, const std::vector<CUgraphNode>& clones, CUgraph clone) noexcept {
   if (nodes.size() != clones.size()) return false;
-  if (table().cuGraphNodeFindInClone == nullptr || nodes.empty()) return true;
+  if (nodes.empty()) return true;
   for (const std::size_t place : {std::size_t{0}, nodes.size() / 2, nodes.size() - 1}) {
     CUgraphNode found = nullptr;
     if (table().cuGraphNodeFindInClone(&found, nodes[place], clone) != CUDA_SUCCESS || found != clones[place])
@@ -347,13 +339,11 @@ bool copy_node(CUgraphNode to, CUgraphNode from) noexcept {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   if (driver.cuGraphNodeGetType(from, &type) != CUDA_SUCCESS) return false;
   const auto copy = [&](auto parameters, auto* get, auto* set) {
-    return get != nullptr && set != nullptr && get(from, &parameters) == CUDA_SUCCESS &&
-           set(to, &parameters) == CUDA_SUCCESS;
+    return get(from, &parameters) == CUDA_SUCCESS && set(to, &parameters) == CUDA_SUCCESS;
   };
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return copy(CUDA_KERNEL_NODE_PARAMS{}, driver.cuGraphKernelNodeGetParams, driver.cuGraphKernelNodeSetParams) &&
-             driver.cuGraphKernelNodeCopyAttributes != nullptr &&
              driver.cuGraphKernelNodeCopyAttributes(to, from) == CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       return copy(CUDA_MEMCPY3D{}, driver.cuGraphMemcpyNodeGetParams, driver.cuGraphMemcpyNodeSetParams);
@@ -390,7 +380,6 @@ void Pieces::clear() noexcept {
 }
 
 bool refresh(const Pieces::Piece& piece, std::optional<int> priority) noexcept {
-  if (table().cuGraphExecUpdate == nullptr) return false;
   if (priority) {
     driver::NodePriorities priorities(piece.graph);
     if (priorities.complete() && !priorities.set_for_good(*priority)) return false;

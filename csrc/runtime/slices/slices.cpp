@@ -22,14 +22,6 @@ constexpr unsigned long long kKnownFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE
 constexpr std::int64_t kMostTakeNs = kNsPerMs;
 constexpr std::uint64_t kMostUntried = 10'000;  // launches
 
-bool can_cut() noexcept {
-  const driver::Driver& driver = table();
-  return driver.cuGraphClone != nullptr && driver.cuGraphDestroy != nullptr && driver.cuGraphDestroyNode != nullptr &&
-         driver.cuGraphInstantiateWithFlags != nullptr && driver.cuGraphGetNodes != nullptr &&
-         driver.cuGraphGetEdges != nullptr && driver.cuGraphNodeGetType != nullptr &&
-         driver.cuStreamWaitEvent != nullptr;
-}
-
 // May the reason pass? Then slices are tried again when the graph has been launched as often again, or kMostUntried
 // times.
 bool is_for_now(WholeReason reason) noexcept {
@@ -163,7 +155,7 @@ WholeReason Slices::clone(Sliced& sliced, CUgraph graph, const driver::ExecFacts
 
 void Slices::made(CUgraphExec exec, CUgraph graph, unsigned long long flags, std::optional<int> priority,
                   const GraphTimes& times) noexcept {
-  if (!on() || exec == nullptr || !can_cut()) return;
+  if (!on() || exec == nullptr) return;
   const driver::RelaxedCapture relaxed;
   try {
     auto sliced = std::make_shared<Sliced>();
@@ -365,7 +357,7 @@ void Slices::child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Up
     CUgraph ours = nullptr;
     ReadGraph to;
     ReadGraph from;
-    told.fits = find_number(sliced, node, told.of) && table().cuGraphChildGraphNodeGetGraph != nullptr &&
+    told.fits = find_number(sliced, node, told.of) &&
                 table().cuGraphChildGraphNodeGetGraph(sliced.clone_nodes[told.of], &ours) == CUDA_SUCCESS &&
                 read_graph(ours, true, to) && read_graph(child, true, from) && copy_nodes(to, from);
     if (!told.fits) return;
@@ -584,7 +576,7 @@ CUgraphExec Slices::part(const Launch& launch, std::uint32_t index, bool may_upl
       return nullptr;
     }
     // Now, beside the slice before: the launch would do it behind that one. Where this fails, the launch says so.
-    if (may_upload && sliced.upload != nullptr && table().cuGraphUpload != nullptr) {
+    if (may_upload && sliced.upload != nullptr) {
       table().cuGraphUpload(sliced.pieces->pieces[index].exec, sliced.upload);
     }
   }

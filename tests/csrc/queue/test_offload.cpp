@@ -63,7 +63,7 @@ class OffloadTest : public QueueTest {
  protected:
   OffloadTest() {
     fill_table();
-    EXPECT_TRUE(Offload::connect({&find_site, &note_nothing, &note_nothing, &count_capture}));
+    Offload::connect({&find_site, &note_nothing, &note_nothing, &count_capture});
     uncounted_captures = 0;
     Offload::add(queue());
     here = site_at(&queue(), caller_);

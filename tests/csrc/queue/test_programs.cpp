@@ -165,7 +165,7 @@ class Programs : public QueueTest {
  protected:
   Programs() : other_(other_gate_, +[]() noexcept { return holds_gil; }, 64, 1U << 16) {
     fill_table();
-    EXPECT_TRUE(Offload::connect({&find_site, &note_nothing, &note_nothing, &count_nothing}));
+    Offload::connect({&find_site, &note_nothing, &note_nothing, &count_nothing});
     queue().serve(0);
     other_.serve(1);
     EXPECT_TRUE(other_.start());
