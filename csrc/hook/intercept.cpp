@@ -31,6 +31,7 @@
 namespace cudasched::hook {
 namespace {
 
+using driver::Driver;
 using driver::meant_stream;
 using driver::table;
 using queue::Call;
@@ -201,55 +202,36 @@ CUresult waited_for(Wait&& wait) noexcept {
   return status;
 }
 
-template <bool kPerThread>
-CUresult stream_synchronize(CUstream stream) noexcept {
-  return waited_for([&] { return table().cuStreamSynchronize.get<kPerThread>()(stream); });
-}
+// Our function for such a call, a member of the driver's table, and for its twin. Copies within the device return
+// early; then the watched streams still run.
+template <auto kCall>
+struct Waits;
+
+template <typename... Arguments, CUresult (*driver::Driver::*kCall)(Arguments...)>
+struct Waits<kCall> {
+  static CUresult call(Arguments... arguments) noexcept {
+    return waited_for([&] { return (table().*kCall)(arguments...); });
+  }
+  static TakenOver taken_over(const char* symbol) noexcept { return {symbol, address(&call)}; }
+};
+
+template <typename... Arguments, driver::Twins<CUresult(Arguments...)> driver::Driver::*kCall>
+struct Waits<kCall> {
+  template <bool kPerThread>
+  static CUresult call(Arguments... arguments) noexcept {
+    return waited_for([&] { return (table().*kCall).template get<kPerThread>()(arguments...); });
+  }
+  static TakenOver taken_over(const char* symbol) noexcept {
+    return {symbol, address(&call<false>), address(&call<true>)};
+  }
+};
 
 template <bool kPerThread>
 CUresult stream_query(CUstream stream) noexcept {
   return completion_observed(table().cuStreamQuery.get<kPerThread>()(stream));
 }
 
-CUresult event_synchronize(CUevent event) noexcept {
-  return waited_for([&] { return table().cuEventSynchronize(event); });
-}
 CUresult event_query(CUevent event) noexcept { return completion_observed(table().cuEventQuery(event)); }
-CUresult context_synchronize() noexcept {
-  return waited_for([] { return table().cuCtxSynchronize(); });
-}
-CUresult context_synchronize_v2(CUcontext context) noexcept {
-  return waited_for([&] { return table().cuCtxSynchronize_v2(context); });
-}
-
-template <bool kPerThread>
-CUresult copy_to_host(void* to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().cuMemcpyDtoH.get<kPerThread>()(to, from, bytes); });
-}
-
-template <bool kPerThread>
-CUresult copy_array_to_host(void* to, CUarray from, std::size_t offset, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().cuMemcpyAtoH.get<kPerThread>()(to, from, offset, bytes); });
-}
-
-// Where these calls copy within the device they return early; then the watched streams still run.
-template <bool kPerThread>
-CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
-  return waited_for([&] { return table().cuMemcpy.get<kPerThread>()(to, from, bytes); });
-}
-template <bool kPerThread>
-CUresult copy_2d(const CUDA_MEMCPY2D* what) noexcept {
-  return waited_for([&] { return table().cuMemcpy2D.get<kPerThread>()(what); });
-}
-template <bool kPerThread>
-CUresult copy_2d_unaligned(const CUDA_MEMCPY2D* what) noexcept {
-  return waited_for([&] { return table().cuMemcpy2DUnaligned.get<kPerThread>()(what); });
-}
-template <bool kPerThread>
-CUresult copy_3d(const CUDA_MEMCPY3D* what) noexcept {
-  return waited_for([&] { return table().cuMemcpy3D.get<kPerThread>()(what); });
-}
-
 // ---- calls that invalidate a stream, a context or a capture
 
 runtime::Lifecycle& lifecycle() noexcept { return runtime::engine().lifecycle(); }
@@ -266,20 +248,16 @@ CUresult stream_destroy(CUstream stream) noexcept {
   return table().cuStreamDestroy(stream);
 }
 
-CUresult context_destroy(CUcontext context) noexcept {
+CUresult end_context(CUcontext context, CUresult (*end)(CUcontext)) noexcept {
   lifecycle().context_ends(context);
-  const CUresult status = table().cuCtxDestroy(context);
+  const CUresult status = end(context);
   if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
   return status;
 }
 
+CUresult context_destroy(CUcontext context) noexcept { return end_context(context, table().cuCtxDestroy); }
 // Deprecated, but PyCUDA ends its contexts by this call.
-CUresult context_detach(CUcontext context) noexcept {
-  lifecycle().context_ends(context);
-  const CUresult status = table().cuCtxDetach(context);
-  if (status == CUDA_SUCCESS) lifecycle().memory_gone(-1, context);
-  return status;
-}
+CUresult context_detach(CUcontext context) noexcept { return end_context(context, table().cuCtxDetach); }
 
 // From here on a current context may be one that no other thread may use.
 CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, CUdevice device,
@@ -370,21 +348,20 @@ CUresult init(unsigned flags) noexcept {
   return status;
 }
 
+CUresult replaced(CUresult status, const char* symbol, void** function, int cuda_version, cuuint64_t flags) noexcept {
+  if (status == CUDA_SUCCESS && function != nullptr) *function = replacement(symbol, *function, cuda_version, flags);
+  return status;
+}
+
 CUresult get_proc_address_v1(const char* symbol, void** function, int cuda_version, cuuint64_t flags) noexcept {
   const CUresult status = table().cuGetProcAddress_v1(symbol, function, cuda_version, flags);
-  if (status == CUDA_SUCCESS && function != nullptr && *function != nullptr) {
-    *function = replacement(symbol, *function, cuda_version, flags);
-  }
-  return status;
+  return replaced(status, symbol, function, cuda_version, flags);
 }
 
 CUresult get_proc_address_v2(const char* symbol, void** function, int cuda_version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult* result) noexcept {
   const CUresult status = table().cuGetProcAddress(symbol, function, cuda_version, flags, result);
-  if (status == CUDA_SUCCESS && function != nullptr && *function != nullptr) {
-    *function = replacement(symbol, *function, cuda_version, flags);
-  }
-  return status;
+  return replaced(status, symbol, function, cuda_version, flags);
 }
 
 std::span<const TakenOver> launch_functions() noexcept {
@@ -400,7 +377,7 @@ std::span<const TakenOver> launch_functions() noexcept {
       TakenOver{"cuLaunchGridAsync", address(&launch_grid_async)},
       TakenOver{"cuLaunchCooperativeKernelMultiDevice", address(&launch_on_several_devices)},
       TakenOver{"cuGraphLaunch", address(&launch_graph<false>), address(&launch_graph<true>)},
-      TakenOver{"cuStreamSynchronize", address(&stream_synchronize<false>), address(&stream_synchronize<true>)},
+      Waits<&Driver::cuStreamSynchronize>::taken_over("cuStreamSynchronize"),
       TakenOver{"cuStreamQuery", address(&stream_query<false>), address(&stream_query<true>)},
       TakenOver{"cuStreamCreateWithPriority", address(&stream_create_with_priority)},
       TakenOver{"cuStreamDestroy_v2", address(&stream_destroy)},
@@ -415,16 +392,16 @@ std::span<const TakenOver> launch_functions() noexcept {
       TakenOver{"cuStreamBeginCaptureToGraph", address(&stream_begin_capture_to_graph<false>),
                 address(&stream_begin_capture_to_graph<true>)},
       TakenOver{"cuStreamEndCapture", address(&stream_end_capture<false>), address(&stream_end_capture<true>)},
-      TakenOver{"cuEventSynchronize", address(&event_synchronize)},
+      Waits<&Driver::cuEventSynchronize>::taken_over("cuEventSynchronize"),
       TakenOver{"cuEventQuery", address(&event_query)},
-      TakenOver{"cuCtxSynchronize", address(&context_synchronize)},
-      TakenOver{"cuMemcpyDtoH_v2", address(&copy_to_host<false>), address(&copy_to_host<true>)},
-      TakenOver{"cuMemcpy", address(&copy<false>), address(&copy<true>)},
-      TakenOver{"cuMemcpy2D_v2", address(&copy_2d<false>), address(&copy_2d<true>)},
-      TakenOver{"cuMemcpy2DUnaligned_v2", address(&copy_2d_unaligned<false>), address(&copy_2d_unaligned<true>)},
-      TakenOver{"cuMemcpy3D_v2", address(&copy_3d<false>), address(&copy_3d<true>)},
-      TakenOver{"cuMemcpyAtoH_v2", address(&copy_array_to_host<false>), address(&copy_array_to_host<true>)},
-      TakenOver{"cuCtxSynchronize_v2", address(&context_synchronize_v2)},
+      Waits<&Driver::cuCtxSynchronize>::taken_over("cuCtxSynchronize"),
+      Waits<&Driver::cuMemcpyDtoH>::taken_over("cuMemcpyDtoH_v2"),
+      Waits<&Driver::cuMemcpy>::taken_over("cuMemcpy"),
+      Waits<&Driver::cuMemcpy2D>::taken_over("cuMemcpy2D_v2"),
+      Waits<&Driver::cuMemcpy2DUnaligned>::taken_over("cuMemcpy2DUnaligned_v2"),
+      Waits<&Driver::cuMemcpy3D>::taken_over("cuMemcpy3D_v2"),
+      Waits<&Driver::cuMemcpyAtoH>::taken_over("cuMemcpyAtoH_v2"),
+      Waits<&Driver::cuCtxSynchronize_v2>::taken_over("cuCtxSynchronize_v2"),
       TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
       TakenOver{"cuCtxDetach", address(&context_detach)},
       TakenOver{"cuGreenCtxCreate", address(&green_context_create)},
