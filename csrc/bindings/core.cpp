@@ -108,6 +108,17 @@ std::pair<std::vector<std::uint64_t>, std::uint64_t> times_of(const cudasched_ti
 
 py::object text_of(const char* text) { return py::bytes(text).attr("decode")("utf-8", "replace"); }
 
+// A call that may wait, without the interpreter's lock.
+template <typename Call>
+void check_unlocked(Call&& call) {
+  int status = CUDASCHED_OK;
+  {
+    const py::gil_scoped_release released;
+    status = call();
+  }
+  check(status);
+}
+
 template <typename Struct, typename Field>
 auto flag(Field Struct::*field) {
   return [field](const Struct& self) { return self.*field != 0; };
@@ -180,10 +191,8 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("time_slice_us", &cudasched_client::time_slice_us)
       .def_readonly("time_slice_state", &cudasched_client::time_slice_state)
       .def_property_readonly("policy", [](const cudasched_client& c) { return std::string(c.policy); })
-      .def_property_readonly(
-          "name", [](const cudasched_client& c) { return py::bytes(c.name).attr("decode")("utf-8", "replace"); })
-      .def_property_readonly(
-          "version", [](const cudasched_client& c) { return py::bytes(c.version).attr("decode")("utf-8", "replace"); });
+      .def_property_readonly("name", [](const cudasched_client& c) { return text_of(c.name); })
+      .def_property_readonly("version", [](const cudasched_client& c) { return text_of(c.version); });
 
   py::class_<cudasched_region_counts>(module, "RegionCounts")
       .def_property_readonly("name", [](const cudasched_region_counts& r) { return text_of(r.name); })
@@ -303,14 +312,8 @@ PYBIND11_MODULE(_core, module) {
           return cudasched_order(stream, pairs.data(), static_cast<std::int32_t>(pairs.size()));
         };
         // Given up, it is another thread's for milliseconds; kept while a ring is full, it opens the gate.
-        int status = CUDASCHED_OK;
-        if (yields) {
-          const py::gil_scoped_release released;
-          status = order();
-        } else {
-          status = order();
-        }
-        check(status);
+        if (yields) return check_unlocked(order);
+        check(order());
       },
       py::arg("stream"), py::arg("ahead"), py::arg("yields"));
   module.def(
@@ -338,22 +341,10 @@ PYBIND11_MODULE(_core, module) {
   module.def(
       "coverage_start",
       [](const std::optional<std::string>& path) {
-        int status = CUDASCHED_OK;
-        {
-          const py::gil_scoped_release released;
-          status = cudasched_coverage_start(path ? path->c_str() : nullptr);
-        }
-        check(status);
+        check_unlocked([&] { return cudasched_coverage_start(path ? path->c_str() : nullptr); });
       },
       py::arg("cupti_path"));
-  module.def("coverage_flush", [] {
-    int status = CUDASCHED_OK;
-    {
-      const py::gil_scoped_release released;
-      status = cudasched_coverage_flush();
-    }
-    check(status);
-  });
+  module.def("coverage_flush", [] { check_unlocked(&cudasched_coverage_flush); });
   module.def("run_directory", [] {
     std::array<char, 4096> path{};
     check(cudasched_run_directory(path.data(), path.size()));
@@ -371,12 +362,9 @@ PYBIND11_MODULE(_core, module) {
       [](const std::string& path, std::uint64_t process, const std::string& setting, const std::string& value,
          std::int64_t timeout_ns) {
         std::int32_t outcome = 0;
-        int status = CUDASCHED_OK;
-        {
-          const py::gil_scoped_release released;
-          status = cudasched_change(path.c_str(), process, setting.c_str(), value.c_str(), timeout_ns, &outcome);
-        }
-        check(status);
+        check_unlocked([&] {
+          return cudasched_change(path.c_str(), process, setting.c_str(), value.c_str(), timeout_ns, &outcome);
+        });
         // In the order of enum cudasched_outcome.
         constexpr std::array kOutcomes{"",           "applied",   "unknown", "regions", "policy_hangs",
                                        "withdrawn",  "no_client", "ended",   "busy",    "unclear",

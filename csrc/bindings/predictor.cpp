@@ -212,6 +212,14 @@ class Launches {
   int max_threads_per_sm_;
 };
 
+// Room for one value a row under `name` of the result, which holds it.
+template <typename T>
+T* new_column(py::dict& result, const char* name, std::size_t rows) {
+  py::array_t<T> array(static_cast<py::ssize_t>(rows));
+  result[name] = array;
+  return array.mutable_data();
+}
+
 py::array_t<float> launch_features(const py::dict& columns, int sm_count, int max_threads_per_sm) {
   const Launches launches(columns, sm_count, max_threads_per_sm);
   py::array_t<float> out({static_cast<py::ssize_t>(launches.rows()), static_cast<py::ssize_t>(kFeatureCount)});
@@ -239,16 +247,12 @@ py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::
       {"occupancy", &predict::Outlook::occupancy},           {"waves", &predict::Outlook::waves},
       {"sm_utilisation", &predict::Outlook::sm_utilisation}, {"block_efficiency", &predict::Outlook::block_efficiency},
       {"bytes_per_s", &predict::Outlook::bytes_per_s},       {"flops_per_s", &predict::Outlook::flops_per_s}};
-  std::vector<py::array_t<float>> arrays;
+  py::dict result;
+  auto* const level_of_row = new_column<std::uint8_t>(result, "level", launches.rows());
   std::vector<float*> to;
-  for (std::size_t i = 0; i < std::size(kValues); ++i) {
-    arrays.emplace_back(static_cast<py::ssize_t>(launches.rows()));
-    to.push_back(arrays.back().mutable_data());
-  }
-  py::array_t<std::uint8_t> levels(static_cast<py::ssize_t>(launches.rows()));
+  for (const auto& value : kValues) to.push_back(new_column<float>(result, value.first, launches.rows()));
   {
     const double* const durations = durations_ns.data();
-    std::uint8_t* const level_of_row = levels.mutable_data();
     const py::gil_scoped_release released;
     for (std::size_t row = 0; row < launches.rows(); ++row) {
       const predict::Launch launch = launches.launch(row);
@@ -261,9 +265,6 @@ py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::
       level_of_row[row] = static_cast<std::uint8_t>(predict::level_of(query, static_cast<std::int64_t>(duration)));
     }
   }
-  py::dict result;
-  result["level"] = levels;
-  for (std::size_t i = 0; i < std::size(kValues); ++i) result[kValues[i].first] = arrays[i];
   return result;
 }
 
@@ -303,22 +304,15 @@ class Replay {
       throw Error("the recording has one of the columns submitted_ns and completed_ns: both are needed, or neither");
     }
 
-    const auto size = static_cast<py::ssize_t>(rows);
-    py::array_t<std::int64_t> predicted(size);
-    py::array_t<std::int64_t> bounds(size);
-    py::array_t<std::int64_t> bases(size);
-    py::array_t<std::uint64_t> keys(size);
-    py::array_t<bool> hits(size);
-    py::array_t<bool> cold(size);
-    py::array_t<bool> sampled(size);
+    py::dict result;
+    auto* const predicted = new_column<std::int64_t>(result, "predicted_ns", rows);
+    auto* const bounds = new_column<std::int64_t>(result, "bound_ns", rows);
+    auto* const bases = new_column<std::int64_t>(result, "base_ns", rows);
+    auto* const keys = new_column<std::uint64_t>(result, "key", rows);
+    auto* const hits = new_column<bool>(result, "hit", rows);
+    auto* const cold = new_column<bool>(result, "cold", rows);
+    auto* const sampled = new_column<bool>(result, "sampled", rows);
     {
-      std::int64_t* const predicted_to = predicted.mutable_data();
-      std::int64_t* const bounds_to = bounds.mutable_data();
-      std::int64_t* const bases_to = bases.mutable_data();
-      std::uint64_t* const keys_to = keys.mutable_data();
-      bool* const hits_to = hits.mutable_data();
-      bool* const cold_to = cold.mutable_data();
-      bool* const sampled_to = sampled.mutable_data();
       const py::gil_scoped_release released;
       std::vector<std::uint32_t> room;
       struct Pending {
@@ -352,14 +346,14 @@ class Replay {
                 ? predictor_->predict_graph(reinterpret_cast<const void*>(std::uintptr_t{graph ? (*graph)[row] : 0}), 0,
                                             is_busy)
                 : predict(launches, row, is_busy, room);
-        predicted_to[row] = prediction.duration_ns;
-        bounds_to[row] = prediction.bound_ns;
-        bases_to[row] = prediction.base_ns;
-        keys_to[row] = prediction.key;
-        hits_to[row] = prediction.hit;
-        cold_to[row] = prediction.is_whole && prediction.knowledge == predict::Knowledge::kNew;
-        sampled_to[row] = prediction.wants_sample && duration[row] > 0;
-        if (!sampled_to[row]) continue;
+        predicted[row] = prediction.duration_ns;
+        bounds[row] = prediction.bound_ns;
+        bases[row] = prediction.base_ns;
+        keys[row] = prediction.key;
+        hits[row] = prediction.hit;
+        cold[row] = prediction.is_whole && prediction.knowledge == predict::Knowledge::kNew;
+        sampled[row] = prediction.wants_sample && duration[row] > 0;
+        if (!sampled[row]) continue;
         pending.push_back({row, prediction});
         if (!completed) {
           learn(pending.back());
@@ -368,14 +362,6 @@ class Replay {
       }
       for (const Pending& rest : pending) learn(rest);
     }
-    py::dict result;
-    result["predicted_ns"] = predicted;
-    result["bound_ns"] = bounds;
-    result["base_ns"] = bases;
-    result["key"] = keys;
-    result["hit"] = hits;
-    result["cold"] = cold;
-    result["sampled"] = sampled;
     return result;
   }
 
