@@ -153,6 +153,8 @@ class Engine {
   void use_class(Class value, std::int32_t priority, std::int64_t slo_ns);  // the caller holds mutex_
   void note_policy() noexcept;                                              // the caller holds mutex_
   void publish_choices() noexcept;
+  template <typename Visit>
+  void for_each_slot(Visit&& visit) noexcept;
 
   Device* find_device(ThreadState& thread) noexcept;
   Device* device_by_ordinal(CUdevice handle) noexcept;

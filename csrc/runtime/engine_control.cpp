@@ -146,28 +146,33 @@ void Engine::note_policy() noexcept {
                       std::memory_order_relaxed);
 }
 
-void Engine::serve_control() noexcept {
+// This process's slots, in each device's table.
+template <typename Visit>
+void Engine::for_each_slot(Visit&& visit) noexcept {
   for_each_device([&](Device& device) {
     if (device.table().lost()) return;
     for (int i = 0; i < kClassCount; ++i) {
-      const int index = device.slot(static_cast<Class>(i));
-      if (index < 0) continue;
-      arbiter::Slot& slot = device.table().slot(index);
-      std::unique_lock lock(mutex_, std::defer_lock);  // a registration may hold it for seconds
-      arbiter::control::serve(
-          slot.control, [&] { return lock.try_lock(); },
-          [&](const arbiter::Change& change) {
-            try {
-              const Outcome outcome =
-                  change.setting == Setting::kTrace ? apply_trace(change.value, device.table().path()) : apply(change);
-              publish_choices();  // before the controller has the answer
-              return outcome;
-            } catch (const std::exception& error) {
-              log::error(error.what());  // no memory for a policy's name
-              return Outcome::kUnknown;
-            }
-          });
+      if (const int slot = device.slot(static_cast<Class>(i)); slot >= 0) visit(device.table(), slot);
     }
+  });
+}
+
+void Engine::serve_control() noexcept {
+  for_each_slot([&](arbiter::Table& table, int index) {
+    std::unique_lock lock(mutex_, std::defer_lock);  // a registration may hold it for seconds
+    arbiter::control::serve(
+        table.slot(index).control, [&] { return lock.try_lock(); },
+        [&](const arbiter::Change& change) {
+          try {
+            const Outcome outcome =
+                change.setting == Setting::kTrace ? apply_trace(change.value, table.path()) : apply(change);
+            publish_choices();  // before the controller has the answer
+            return outcome;
+          } catch (const std::exception& error) {
+            log::error(error.what());  // no memory for a policy's name
+            return Outcome::kUnknown;
+          }
+        });
   });
   if (trace_ends_ns != 0 && now_ns() >= trace_ends_ns) end_trace();
   publish_choices();
@@ -176,14 +181,9 @@ void Engine::serve_control() noexcept {
 void Engine::publish_choices() noexcept {
   const auto process_class = static_cast<std::uint32_t>(hot().process_class.load(std::memory_order_relaxed));
   const std::uint32_t policy = policy_place_.load(std::memory_order_relaxed);
-  for_each_device([&](Device& device) {
-    if (device.table().lost()) return;
-    for (int i = 0; i < kClassCount; ++i) {
-      const int index = device.slot(static_cast<Class>(i));
-      if (index < 0) continue;
-      device.table().slot(index).process_class.store(process_class, std::memory_order_relaxed);
-      device.table().slot(index).policy.store(policy, std::memory_order_relaxed);
-    }
+  for_each_slot([&](arbiter::Table& table, int index) {
+    table.slot(index).process_class.store(process_class, std::memory_order_relaxed);
+    table.slot(index).policy.store(policy, std::memory_order_relaxed);
   });
 }
 
@@ -200,14 +200,9 @@ Outcome Engine::apply(const arbiter::Change& change) {
         return Outcome::kUnknown;
       }
       settings_.priority = change.value;
+      for_each_slot([&](arbiter::Table& table, int slot) { table.set_priority(slot, change.value); });
       for_each_device([&](Device& device) {
-        if (device.table().lost()) return;
-        for (int i = 0; i < kClassCount; ++i) {
-          if (const int slot = device.slot(static_cast<Class>(i)); slot >= 0) {
-            device.table().set_priority(slot, change.value);
-          }
-        }
-        if (device.registered(Class::kLatency)) device.latency.set_priority(change.value);
+        if (!device.table().lost() && device.registered(Class::kLatency)) device.latency.set_priority(change.value);
       });
       break;
     case Setting::kWeight: {
@@ -216,14 +211,7 @@ Outcome Engine::apply(const arbiter::Change& change) {
         return Outcome::kUnknown;
       }
       settings_.weight = weight_milli / 1e3;
-      for_each_device([&](Device& device) {
-        if (device.table().lost()) return;
-        for (int i = 0; i < kClassCount; ++i) {
-          if (const int slot = device.slot(static_cast<Class>(i)); slot >= 0) {
-            device.table().set_weight(slot, weight_milli);
-          }
-        }
-      });
+      for_each_slot([&](arbiter::Table& table, int slot) { table.set_weight(slot, weight_milli); });
       break;
     }
     case Setting::kPolicy: {

@@ -45,19 +45,26 @@ void name_with_shape(TraceRecord& record, const queue::Call& call, bool refused)
   if (!call.is_graph && !refused) record.has_shape(telemetry::trace_shape(call));
 }
 
+// Where a call comes from.
+TraceRecord record_of(TraceKind kind, const queue::Call& call, Class call_class, int device,
+                      std::int64_t begin_ns) noexcept {
+  TraceRecord record;
+  record.kind = kind;
+  record.time_ns = begin_ns;
+  record.stream = word(call.stream);
+  record.at(call_class, device);
+  record.region = call.site.caller.region;
+  record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
+  return record;
+}
+
 }  // namespace
 
 void trace_launch(const queue::Call& call, std::int64_t begin_ns, std::int64_t end_ns, std::int64_t predicted_ns,
                   CUresult status) noexcept {
   if (call.site.captured) return;  // the device does not run it
-  TraceRecord record;
-  record.kind = TraceKind::kLaunch;
-  record.time_ns = begin_ns;
+  TraceRecord record = record_of(TraceKind::kLaunch, call, call.site.call_class, device_of(call), begin_ns);
   record.lasts(end_ns - begin_ns);
-  record.stream = word(call.stream);
-  record.at(call.site.call_class, device_of(call));
-  record.region = call.site.caller.region;
-  record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   record.predicts(predicted_ns);
   if (status != CUDA_SUCCESS) record.detail |= telemetry::kTraceRefused;
   name_with_shape(record, call, status != CUDA_SUCCESS);
@@ -65,14 +72,8 @@ void trace_launch(const queue::Call& call, std::int64_t begin_ns, std::int64_t e
 }
 
 void trace_push(const queue::Call& call, std::int64_t begin_ns) noexcept {
-  TraceRecord record;
-  record.kind = TraceKind::kPush;
-  record.time_ns = begin_ns;
+  TraceRecord record = record_of(TraceKind::kPush, call, call.site.call_class, device_of(call), begin_ns);
   record.lasts(now_ns() - begin_ns);
-  record.stream = word(call.stream);
-  record.at(call.site.call_class, device_of(call));
-  record.region = call.site.caller.region;
-  record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   name(record, call, /*refused=*/false);
   telemetry::put(record);
 }
@@ -92,27 +93,15 @@ void trace_region(const Region& region, TraceKind kind) noexcept {
 }
 
 void trace_wait(const queue::Call& call, int device, std::int64_t begin_ns, WaitReason why) noexcept {
-  TraceRecord record;
-  record.kind = TraceKind::kWait;
-  record.time_ns = begin_ns;
+  TraceRecord record = record_of(TraceKind::kWait, call, Class::kBestEffort, device, begin_ns);
   record.lasts(now_ns() - begin_ns);
   if (!call.is_graph) record.what = word(driver::functions().find(call.function));
-  record.stream = word(call.stream);
-  record.at(Class::kBestEffort, device);
   record.detail = static_cast<std::uint8_t>(why);
-  record.region = call.site.caller.region;
-  record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
   telemetry::put(record);
 }
 
 TraceRecord traced_launch(const queue::Call& call, int device, std::int64_t predicted_ns) noexcept {
-  TraceRecord record;
-  record.kind = TraceKind::kTimed;
-  record.time_ns = now_ns();
-  record.stream = word(call.stream);
-  record.at(Class::kBestEffort, device);
-  record.region = call.site.caller.region;
-  record.thread = static_cast<std::uint16_t>(call.site.caller.thread);
+  TraceRecord record = record_of(TraceKind::kTimed, call, Class::kBestEffort, device, now_ns());
   record.predicts(predicted_ns);
   name_with_shape(record, call, /*refused=*/false);
   return record;
