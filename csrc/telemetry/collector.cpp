@@ -1,12 +1,10 @@
 #include "telemetry/collector.hpp"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -16,7 +14,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/blocked_signals.hpp"
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -26,6 +23,7 @@
 #include "telemetry/event_timer.hpp"
 #include "telemetry/journal.hpp"
 #include "telemetry/json_text.hpp"
+#include "telemetry/pass_thread.hpp"
 #include "telemetry/sm_clock.hpp"
 #include "telemetry/window.hpp"
 
@@ -80,7 +78,6 @@ class Collector {
   bool by_cupti() const noexcept { return options_.timing != Timing::kEvents; }
   bool by_events() const noexcept { return options_.timing != Timing::kCupti; }
   void drop(std::uint64_t number) noexcept;
-  void run() noexcept;
   void pass(bool last);
   void take_intake();
   void take_device_records();
@@ -115,10 +112,7 @@ class Collector {
   std::mutex batch_lock_;
   cupti::Batch batch_;
 
-  std::mutex wake_lock_;
-  std::condition_variable wake_;
-  bool ending_ = false;
-  bool ended_ = true;
+  PassThread thread_;
 
   // The thread's alone, while it runs.
   Intake taken_;
@@ -185,14 +179,19 @@ void Collector::start(const CollectOptions& options) {
   rows_ = lost_ = 0;
   next_flush_ns_ = next_refresh_ns_ = 0;
   dropped_before_ = cupti::dropped_records();
-  ending_ = ended_ = false;
   tie_clock();
   write_meta();
-  try {
-    const BlockedSignals blocked;
-    std::thread([this] { run(); }).detach();
-  } catch (...) {
-    ended_ = true;
+  const bool runs = thread_.start("cudasched-coll", kPassNs, [this](bool last) {
+    try {
+      pass(last);
+      if (last) write_end();
+    } catch (const std::exception& error) {
+      collecting_now.store(false);
+      log::warning(std::string("collecting launches has ended: ") + error.what());
+    }
+    return kPassNs;
+  });
+  if (!runs) {
     if (by_cupti()) cupti::stop(cupti::Use::kTimes);
     throw Error("launches cannot be collected: no thread can be made");
   }
@@ -219,12 +218,7 @@ Collected Collector::stop(bool synchronize) noexcept {
       if (context.ok()) driver::table().cuCtxSynchronize();
     }
   }
-  {
-    std::unique_lock waiting(wake_lock_);
-    ending_ = true;
-    wake_.notify_all();
-    wake_.wait(waiting, [this] { return ended_; });
-  }
+  thread_.stop();
   session_.fetch_add(1);
   result.journal = journal_->path();
   result.rows = rows_;
@@ -364,28 +358,6 @@ void Collector::deliver(cupti::Batch&& batch) {
 }
 
 // ---- the collector's thread
-
-void Collector::run() noexcept {
-  pthread_setname_np(pthread_self(), "cudasched-coll");
-  bool last = false;
-  while (!last) {
-    {
-      std::unique_lock waiting(wake_lock_);
-      wake_.wait_for(waiting, std::chrono::nanoseconds(kPassNs), [this] { return ending_; });
-      last = ending_;
-    }
-    try {
-      pass(last);
-      if (last) write_end();
-    } catch (const std::exception& error) {
-      collecting_now.store(false);
-      log::warning(std::string("collecting launches has ended: ") + error.what());
-    }
-  }
-  const std::scoped_lock waiting(wake_lock_);
-  ended_ = true;
-  wake_.notify_all();
-}
 
 void Collector::pass(bool last) {
   const std::int64_t now = now_ns();

@@ -1,12 +1,10 @@
 #include "telemetry/trace.hpp"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bitset>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -15,12 +13,10 @@
 #include <mutex>
 #include <new>
 #include <span>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "base/blocked_signals.hpp"
 #include "base/error.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -28,6 +24,7 @@
 #include "driver/functions.hpp"
 #include "telemetry/journal.hpp"
 #include "telemetry/json_text.hpp"
+#include "telemetry/pass_thread.hpp"
 #include "telemetry/trace_file.hpp"
 
 namespace cudasched::telemetry {
@@ -154,7 +151,6 @@ class Tracer {
   std::uint64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
  private:
-  void run() noexcept;
   bool pass(bool last);
   void begin_file();
   void number_kernel(TraceRecord& record);
@@ -166,10 +162,7 @@ class Tracer {
   std::string meta() const;
 
   std::mutex lifecycle_;
-  std::mutex wake_lock_;
-  std::condition_variable wake_;
-  bool ending_ = false;
-  bool ended_ = true;
+  PassThread thread_;
   std::atomic<std::uint64_t> dropped_{0};
 
   // The thread's alone, while it runs.
@@ -236,15 +229,17 @@ void Tracer::start(const TraceOptions& options) {
   dropped_.store(0, std::memory_order_relaxed);
   command_ = command_json();
   started_ns_ = now_ns();
-  ending_ = ended_ = false;
   begin_file();
-  try {
-    const BlockedSignals blocked;
-    std::thread([this] { run(); }).detach();
-  } catch (...) {
-    ended_ = true;
-    throw Error("launches cannot be traced: no thread can be made");
-  }
+  const bool runs = thread_.start("cudasched-trace", kIdleNs, [this](bool last) {
+    try {
+      return pass(last) ? kPassNs : kIdleNs;
+    } catch (const std::exception&) {  // no memory for names: the batch counts as lost
+      lost_ += batch_.size();
+      batch_.clear();
+      return kIdleNs;
+    }
+  });
+  if (!runs) throw Error("launches cannot be traced: no thread can be made");
   tracing_now.store(true, std::memory_order_release);
 }
 
@@ -253,40 +248,13 @@ Traced Tracer::stop() noexcept {
   const std::scoped_lock lock(lifecycle_);
   if (file_ == nullptr) return result;
   tracing_now.store(false);
-  {
-    std::unique_lock waiting(wake_lock_);
-    ending_ = true;
-    wake_.notify_all();
-    wake_.wait(waiting, [this] { return ended_; });
-  }
+  thread_.stop();
   result.base = file_->base();
   result.records = records_;
   result.dropped = dropped();
   result.rotated_away = file_->rotated_away();
   file_.reset();
   return result;
-}
-
-void Tracer::run() noexcept {
-  pthread_setname_np(pthread_self(), "cudasched-trace");
-  bool last = false;
-  bool fast = false;
-  while (!last) {
-    {
-      std::unique_lock waiting(wake_lock_);
-      wake_.wait_for(waiting, std::chrono::nanoseconds(fast ? kPassNs : kIdleNs), [this] { return ending_; });
-      last = ending_;
-    }
-    try {
-      fast = pass(last);
-    } catch (const std::exception&) {  // no memory for names: the batch counts as lost
-      lost_ += batch_.size();
-      batch_.clear();
-    }
-  }
-  const std::scoped_lock done(wake_lock_);
-  ended_ = true;
-  wake_.notify_all();
 }
 
 // Returns whether records come fast.
