@@ -330,20 +330,21 @@ Gate::Pass Gate::admit_gated(const queue::Call& call, telemetry::Shard& count, c
   waiter_.end(wait);
   traced.ends(call, ordinal_);
   if (wait.started) {
-    const std::int64_t waited_ns = now_ns() - wait.since_ns;
-    hot().counters.gate_waits.add(waited_ns);
+    hot().counters.gate_waits.add(now_ns() - wait.since_ns);
     hot().counters.was_held(held_by);
   }
   if (pass.entry < 0 || !launch.tells_lead) count.untracked_launches.fetch_add(1, std::memory_order_relaxed);
-  if (start != nullptr) {
-    if (driver::table().cuEventRecord(start, stream) != CUDA_SUCCESS) {
-      pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
-    } else if (!question.query.launch.is_graph) {
-      pass.start = start;
-      pass.called_ns = now_ns();
-    }
-  }
+  if (start != nullptr) record_start(start, stream, question.query.launch.is_graph, pass);
   return pass;
+}
+
+void Gate::record_start(CUevent start, CUstream stream, bool is_graph, Pass& pass) noexcept {
+  if (driver::table().cuEventRecord(start, stream) != CUDA_SUCCESS) {
+    pass.completion = nullptr;  // there is nothing to measure: this one goes by the clock
+  } else if (!is_graph) {
+    pass.start = start;
+    pass.called_ns = now_ns();
+  }
 }
 
 void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcept {

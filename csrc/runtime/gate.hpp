@@ -190,6 +190,8 @@ class Gate {
 
   void note_length(std::int64_t duration_ns) noexcept;
   Pass admit_gated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
+  // The event before a launch that is timed.
+  static void record_start(CUevent start, CUstream stream, bool is_graph, Pass& pass) noexcept;
   Pass admit_ungated(const queue::Call& call, telemetry::Shard& count, const Waiver* waiver) noexcept;
   [[gnu::noinline]] bool hold_ungated(const queue::Call& call, const schedule::Estimates::Found& found,
                                       telemetry::Shard& count, const Waiver* waiver,

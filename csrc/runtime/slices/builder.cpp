@@ -118,17 +118,16 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
   const std::uint64_t generation = sliced->generation.load();
   Sliced::State wanted = Sliced::State::kWanted;
   if (!sliced->state.compare_exchange_strong(wanted, Sliced::State::kBuilding)) return;
-  bool late = false;
-  bool lost = false;  // the graph is being destroyed, or its functions may be gone
+  Built built;
   const Step step = [&](const std::function<void()>& what, bool always) {
     const std::unique_lock lock = drive();
-    late = late || now_ns() - begin_ns > settings_.most_build_ns;
+    built.late = built.late || now_ns() - begin_ns > settings_.most_build_ns;
     // The registry forgets a graph before the program's thread comes to forget() here. Functions may be gone where a
     // module was unloaded and the graph has not been launched since.
     driver::ExecFacts facts;
-    lost = lost || !driver::registry().find(sliced->exec, facts) ||
-           sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
-    const bool goes_on = !late && !lost && sliced->generation.load() == generation;
+    built.lost = built.lost || !driver::registry().find(sliced->exec, facts) ||
+                 sliced->launched_epoch.load(std::memory_order_relaxed) != unloads_.load();
+    const bool goes_on = !built.late && !built.lost && sliced->generation.load() == generation;
     if (!goes_on && !always) return false;
     const driver::CurrentContext current(sliced->context);
     if (!current.ok() && !always) return false;
@@ -136,53 +135,13 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
     return goes_on;
   };
 
-  auto pieces = std::make_unique<Pieces>();
-  WholeReason reason = WholeReason::kNone;
   try {
-    reason = build_pieces(*sliced, step, *pieces);
+    built.reason = build_pieces(*sliced, step, *built.pieces);
   } catch (const std::exception&) {
-    reason = WholeReason::kNoMemory;
+    built.reason = WholeReason::kNoMemory;
   }
-  if (!lost) builds_.fetch_add(1, std::memory_order_relaxed);
+  if (!built.lost) builds_.fetch_add(1, std::memory_order_relaxed);
   build_ns_.fetch_add(static_cast<std::uint64_t>(now_ns() - begin_ns), std::memory_order_relaxed);
-  const auto put_in_place = [&] {
-    if (sliced->generation.load() != generation) return;  // the thread that changed it has set its state
-    const auto keep_pieces = [&] {
-      sliced->scale = sliced->pieces_scale;
-      sliced->state.store(Sliced::State::kReady);
-    };
-    const bool had = sliced->pieces != nullptr;
-    if (sliced->wants_clone) return sliced->state.store(Sliced::State::kIdle);  // until it is updated again
-    if (lost && had) return keep_pieces();
-    if (lost) return sliced->state.store(Sliced::State::kIdle);  // until a launch
-    if (reason == WholeReason::kTooSlow && !late) reason = WholeReason::kNotBuilt;
-    try {
-      if (reason == WholeReason::kNone && !catch_up(*sliced, *pieces)) {
-        reason = WholeReason::kUpdated;
-        if (sliced->misfits < kMostMisfits) ++sliced->misfits;
-      }
-    } catch (const std::exception&) {
-      reason = WholeReason::kNoMemory;
-    }
-    if (sliced->event == nullptr && table().cuEventCreate(&sliced->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
-      sliced->event = nullptr;
-      if (reason == WholeReason::kNone) reason = WholeReason::kNotBuilt;
-    }
-    if (reason != WholeReason::kNone && had) return keep_pieces();
-    if (reason != WholeReason::kNone) return note_whole(*sliced, reason);
-    bytes_.fetch_sub(sliced->bytes, std::memory_order_relaxed);
-    sliced->bytes = pieces->piece_of.size() * kNodeBytes + pieces->pieces.size() * kPieceBytes;
-    sliced->slices.store(static_cast<std::uint32_t>(pieces->pieces.size()), std::memory_order_relaxed);
-    bytes_.fetch_add(sliced->bytes, std::memory_order_relaxed);
-    sliced->pieces.swap(pieces);
-    sliced->upload = upload_stream(sliced->context);
-    sliced->pieces_scale = sliced->scale;
-    sliced->awaited.clear();
-    sliced->proven.clear();
-    const std::scoped_lock turn(sliced->turn);
-    sliced->broken = false;
-    sliced->state.store(Sliced::State::kReady);
-  };
   // The launcher has the graph for as long as the gate holds a launch of it. The ring's changes are for the graph's
   // present slices, not for the new ones; no more changes enter the ring, because the graph is not ready.
   for (bool done = false; !done; sleep_ns(done ? 1 : kPollNs)) {
@@ -190,13 +149,53 @@ void Slices::build(const std::shared_ptr<Sliced>& sliced) noexcept {
         [&] {
           if (!sliced->take()) return;
           if (sliced->is_followed()) return sliced->release();
-          put_in_place();
+          // Else the thread that changed it has set its state.
+          if (sliced->generation.load() == generation) put_in_place(*sliced, built);
           sliced->release();
-          pieces.reset();
+          built.pieces.reset();
           done = true;
         },
         true);
   }
+}
+
+// driving_ is held, and the graph is taken.
+void Slices::put_in_place(Sliced& sliced, Built& built) noexcept {
+  const auto keep_pieces = [&] {
+    sliced.scale = sliced.pieces_scale;
+    sliced.state.store(Sliced::State::kReady);
+  };
+  const bool had = sliced.pieces != nullptr;
+  if (sliced.wants_clone) return sliced.state.store(Sliced::State::kIdle);  // until it is updated again
+  if (built.lost && had) return keep_pieces();
+  if (built.lost) return sliced.state.store(Sliced::State::kIdle);  // until a launch
+  if (built.reason == WholeReason::kTooSlow && !built.late) built.reason = WholeReason::kNotBuilt;
+  try {
+    if (built.reason == WholeReason::kNone && !catch_up(sliced, *built.pieces)) {
+      built.reason = WholeReason::kUpdated;
+      if (sliced.misfits < kMostMisfits) ++sliced.misfits;
+    }
+  } catch (const std::exception&) {
+    built.reason = WholeReason::kNoMemory;
+  }
+  if (sliced.event == nullptr && table().cuEventCreate(&sliced.event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+    sliced.event = nullptr;
+    if (built.reason == WholeReason::kNone) built.reason = WholeReason::kNotBuilt;
+  }
+  if (built.reason != WholeReason::kNone && had) return keep_pieces();
+  if (built.reason != WholeReason::kNone) return note_whole(sliced, built.reason);
+  bytes_.fetch_sub(sliced.bytes, std::memory_order_relaxed);
+  sliced.bytes = built.pieces->piece_of.size() * kNodeBytes + built.pieces->pieces.size() * kPieceBytes;
+  sliced.slices.store(static_cast<std::uint32_t>(built.pieces->pieces.size()), std::memory_order_relaxed);
+  bytes_.fetch_add(sliced.bytes, std::memory_order_relaxed);
+  sliced.pieces.swap(built.pieces);
+  sliced.upload = upload_stream(sliced.context);
+  sliced.pieces_scale = sliced.scale;
+  sliced.awaited.clear();
+  sliced.proven.clear();
+  const std::scoped_lock turn(sliced.turn);
+  sliced.broken = false;
+  sliced.state.store(Sliced::State::kReady);
 }
 
 WholeReason Slices::build_pieces(Sliced& sliced, const Step& step, Pieces& pieces) {
@@ -225,6 +224,38 @@ void Slices::set_numbers(Sliced& sliced, const ReadGraph& read) {
   }
 }
 
+// A clone of our clone, to be cut, and its contents. driving_ is held.
+WholeReason Slices::copy_and_read(Sliced& sliced, bool children, CUgraph& own, ReadGraph& read) {
+  sliced.changed_meanwhile.clear();
+  sliced.updated_meanwhile = false;
+  sliced.wants_clone = sliced.clone == nullptr;
+  // While it is cut again, changes are for the slices that it has: nodes keep their numbers there.
+  if (sliced.pieces != nullptr) children = sliced.pieces->children;
+  bool cloned = false;
+  if (sliced.clone != nullptr) {
+    const std::scoped_lock reading(reading_);
+    cloned = table().cuGraphClone(&own, sliced.clone.get()) == CUDA_SUCCESS;
+  }
+  if (!cloned) {
+    own = nullptr;
+    return WholeReason::kNotCloned;
+  }
+  if (const WholeReason why = why_whole(own); why != WholeReason::kNone) return why;
+  driver::ExecFacts facts;
+  if (!read_graph(own, children, read) || !driver::registry().find(sliced.exec, facts) ||
+      facts.nodes !=
+          static_cast<std::size_t>(std::count(read.parents.begin(), read.parents.end(), ReadGraph::kNowhere))) {
+    return WholeReason::kCloneDiffers;
+  }
+  std::vector<CUgraphNode> own_nodes;
+  if (!sliced.clone_nodes.empty() && (!get_nodes(own, own_nodes) || !are_paired(sliced.clone_nodes, own_nodes, own))) {
+    return WholeReason::kCloneDiffers;
+  }
+  sliced.shape = read;
+  set_numbers(sliced, read);
+  return WholeReason::kNone;
+}
+
 WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces) {
   CUgraph own = nullptr;
   CUstream upload = nullptr;
@@ -244,42 +275,7 @@ WholeReason Slices::build_pieces(Sliced& sliced, bool children, const Step& step
         true);
     return reason;
   };
-  if (stopped([&] {
-        sliced.changed_meanwhile.clear();
-        sliced.updated_meanwhile = false;
-        sliced.wants_clone = sliced.clone == nullptr;
-        // While it is cut again, changes are for the slices that it has: nodes keep their numbers there.
-        if (sliced.pieces != nullptr) children = sliced.pieces->children;
-        bool cloned = false;
-        if (sliced.clone != nullptr) {
-          const std::scoped_lock reading(reading_);
-          cloned = table().cuGraphClone(&own, sliced.clone.get()) == CUDA_SUCCESS;
-        }
-        if (!cloned) {
-          own = nullptr;
-          reason = WholeReason::kNotCloned;
-          return;
-        }
-        reason = why_whole(own);
-        if (reason != WholeReason::kNone) return;
-        driver::ExecFacts facts;
-        if (!read_graph(own, children, read) || !driver::registry().find(sliced.exec, facts) ||
-            facts.nodes !=
-                static_cast<std::size_t>(std::count(read.parents.begin(), read.parents.end(), ReadGraph::kNowhere))) {
-          reason = WholeReason::kCloneDiffers;
-          return;
-        }
-        std::vector<CUgraphNode> own_nodes;
-        if (!sliced.clone_nodes.empty() &&
-            (!get_nodes(own, own_nodes) || !are_paired(sliced.clone_nodes, own_nodes, own))) {
-          reason = WholeReason::kCloneDiffers;
-          return;
-        }
-        sliced.shape = read;
-        set_numbers(sliced, read);
-      })) {
-    return give_back();
-  }
+  if (stopped([&] { reason = copy_and_read(sliced, children, own, read); })) return give_back();
   graph::Limits limits;
   std::uint64_t most_bytes = 0;
   if (stopped([&] {

@@ -346,6 +346,14 @@ class Slices {
   std::unique_lock<std::mutex> drive() noexcept;
   std::shared_ptr<Sliced> next_wanted() noexcept;
   void build(const std::shared_ptr<Sliced>& sliced) noexcept;
+  struct Built {
+    std::unique_ptr<Pieces> pieces = std::make_unique<Pieces>();
+    graph::WholeReason reason = graph::WholeReason::kNone;
+    bool late = false;
+    bool lost = false;  // the graph is being destroyed, or its functions may be gone
+  };
+  void put_in_place(Sliced& sliced, Built& built) noexcept;
+  graph::WholeReason copy_and_read(Sliced& sliced, bool children, CUgraph& own, ReadGraph& read);
   graph::WholeReason build_pieces(Sliced& sliced, const Step& step, Pieces& pieces);
   graph::WholeReason build_pieces(Sliced& sliced, bool children, const Step& step, Pieces& pieces);
   bool catch_up(Sliced& sliced, const Pieces& pieces);
