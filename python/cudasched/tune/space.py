@@ -6,7 +6,6 @@ configurations are enumerated.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
@@ -19,12 +18,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal
 
 from cudasched._text import closest, shown
 from cudasched.advise.occupancy import ARCHITECTURES, MAX_THREADS_PER_BLOCK, Architecture, occupancy
 from cudasched.errors import ConfigError
 from cudasched.tune._expression import Expression
+from cudasched.tune._fields import (
+    MOST_CONFIGURATIONS,
+    Value,
+    finite,
+    is_number,
+    refuse_large,
+    refuse_unknown,
+    table_of,
+    text_of,
+    values_of,
+)
 from cudasched.tune._need import need
 
 if TYPE_CHECKING:
@@ -38,14 +48,11 @@ else:
 
 __all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "TensorMap", "read", "with_includes"]
 
-Value = int | float | str | bool
 Configuration = Mapping[str, Value]
 
 _MOST_COMBINATIONS = 5_000_000
-_MOST_CONFIGURATIONS = 200_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FILE_BYTES = 1 << 20
-_LARGEST = 1 << 63  # TOML's guaranteed range of whole numbers
 _MOST_INCLUDES = 1000
 _MOST_GRID = (2**31 - 1, 65535, 65535)
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]{1,200})"', re.MULTILINE)
@@ -187,84 +194,6 @@ class Launch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = list(known)
-    for key in table:
-        if key not in known:
-            hint = closest(key, known) or f"; there are {', '.join(known)}"
-            raise ConfigError(f"{where}: {key} is not known{hint}")
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} is a table, not {shown(value)}")
-    return value
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _finite(value: object, where: str) -> float:
-    with contextlib.suppress(OverflowError):
-        if _is_number(value) and math.isfinite(value):
-            return float(value)
-    raise ConfigError(f"{where} is a finite number, not {shown(value)}")
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str) or not value.isprintable():
-        raise ConfigError(f"{where} is a text, not {shown(value)}")
-    return value
-
-
-def _refuse_large(data: object) -> None:
-    """Whole numbers beyond 64 bits, which TOML and JSON can write, are refused wherever they are."""
-    waiting = [data]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, int) and not -_LARGEST <= one < _LARGEST:
-            raise ConfigError(f"{shown(one)} is too large: whole numbers have up to 63 bits")
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else []
-
-
-def _values(name: str, given: Any) -> tuple[Value, ...]:
-    """The values of a parameter: a list, or a range."""
-    where = f"parameter {name}"
-    if isinstance(given, dict):
-        _refuse_unknown(given, ("from", "to", "step", "times"), where)
-        begin, end = given.get("from"), given.get("to")
-        step, times = given.get("step", 0 if "times" in given else 1), given.get("times", 1)
-        if not (_is_number(begin) and _is_number(end) and _is_number(step) and _is_number(times)):
-            raise ConfigError(f"{where}: a range has numbers `from` and `to`, and `step` or `times`")
-        if not all(map(math.isfinite, (begin, end, step, times))):
-            raise ConfigError(f"{where}: the range has no end")
-        if step < 0 or times < 1 or (step == 0 and (times <= 1 or begin <= 0)):
-            raise ConfigError(f"{where}: the range has no end: step {step}, times {times}; steps go up")
-        made: list[Value] = []
-        value = begin
-        while value <= end:
-            made.append(value)
-            value = value * times + step
-            if len(made) > _MOST_CONFIGURATIONS:
-                raise ConfigError(f"{where}: the range has more than {_MOST_CONFIGURATIONS} values")
-        given = made
-    if not isinstance(given, list):
-        raise ConfigError(f"{where} is a list of values or a range, not {shown(given)}")
-    if not given:
-        raise ConfigError(f"{where} has no value: the space is empty")
-    for value in given:
-        if not isinstance(value, (bool, int, float, str)):
-            raise ConfigError(f"{where}: {shown(value)} is no number, text or truth value")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where}: {value} is no finite number")
-        if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9_.:+<>, *-]{1,100}", value):
-            raise ConfigError(f"{where}: {shown(value)} is no plain text, and a compiler would be given it")
-    if len(set(map(repr, given))) != len(given):
-        raise ConfigError(f"{where} has a value twice")
-    return tuple(given)
-
-
 class Space:
     """A space file: parameters, constraints, launch, arguments.
 
@@ -299,13 +228,13 @@ class Space:
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and values nested as deep
             raise ConfigError(f"{path}: it is no TOML: {error}") from None
         try:
-            _refuse_large(data)
+            refuse_large(data)
             self._read(data)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
     def _read(self, data: dict[str, Any]) -> None:
-        _refuse_unknown(
+        refuse_unknown(
             data,
             (
                 *("kernel", "source", "constraints", "shape", "constants", "parameters", "macros", "launch"),
@@ -318,14 +247,14 @@ class Space:
             raise ConfigError('it names no kernel: kernel = "name"')
         source = data.get("source")
         if source is not None:
-            _text(source, "source, the name of a file,")
+            text_of(source, "source, the name of a file,")
         self.source = self.path.parent / source if source else None
         self.shape = self._numbers(data.get("shape", {}), "shape")
         self.constants = self._numbers(data.get("constants", {}), "constants")
-        parameters = _table(data.get("parameters", {}), "parameters")
+        parameters = table_of(data.get("parameters", {}), "parameters")
         if not parameters:
             raise ConfigError("it has no parameters: the space is empty")
-        self.parameters = {self._name(name, "parameter"): _values(name, given) for name, given in parameters.items()}
+        self.parameters = {self._name(name, "parameter"): values_of(name, given) for name, given in parameters.items()}
         count = math.prod(map(len, self.parameters.values()))
         if count > _MOST_COMBINATIONS:
             raise ConfigError(
@@ -345,23 +274,23 @@ class Space:
         if not isinstance(constraints, list):
             raise ConfigError("constraints is a list of expressions")
         self.constraints = [self._expression(one, f"constraint {i}") for i, one in enumerate(constraints, 1)]
-        macros = _table(data.get("macros", {}), "macros")
+        macros = table_of(data.get("macros", {}), "macros")
         self.macros = {
             self._name(name, "macro"): self._expression(one, f"macro {name}") for name, one in macros.items()
         }
-        self._read_launch(_table(data.get("launch", {}), "launch"))
+        self._read_launch(table_of(data.get("launch", {}), "launch"))
         arguments = data.get("arguments", [])
         if not isinstance(arguments, list) or not arguments:
             raise ConfigError("it has no [[arguments]]: list the arguments that the kernel is called with")
-        self.arguments = tuple(self._argument(_table(one, "an argument"), i) for i, one in enumerate(arguments, 1))
+        self.arguments = tuple(self._argument(table_of(one, "an argument"), i) for i, one in enumerate(arguments, 1))
         self._check_maps()
         if not any(one.role in ("output", "inout") for one in self.arguments):
             raise ConfigError("no argument is an output: nothing could be checked")
-        check = _table(data.get("check", {}), "check")
-        _refuse_unknown(check, ("reference", "relative", "absolute"), "check")
+        check = table_of(data.get("check", {}), "check")
+        refuse_unknown(check, ("reference", "relative", "absolute"), "check")
         self.reference = self._reference(check.get("reference"))
-        self.relative = _finite(check.get("relative", 1e-4), "check: relative")
-        self.absolute = _finite(check.get("absolute", 1e-5), "check: absolute")
+        self.relative = finite(check.get("relative", 1e-4), "check: relative")
+        self.absolute = finite(check.get("absolute", 1e-5), "check: absolute")
         if not 0 <= self.relative < 1 or self.absolute < 0:
             raise ConfigError(
                 f"check: relative = {self.relative:g}, absolute = {self.absolute:g}: tolerances are 0 or more, and "
@@ -379,10 +308,10 @@ class Space:
         return name
 
     def _numbers(self, given: Any, where: str) -> dict[str, int | float]:
-        table = _table(given, where)
+        table = table_of(given, where)
         for name, value in table.items():
             self._name(name, where)
-            if not _is_number(value) or not math.isfinite(value):
+            if not is_number(value) or not math.isfinite(value):
                 raise ConfigError(f"{where}: {name} is a number, not {shown(value)}")
         return dict(table)
 
@@ -392,7 +321,7 @@ class Space:
         return Expression(given, where=where, known=self._names)
 
     def _read_launch(self, table: dict[str, Any]) -> None:
-        _refuse_unknown(table, ("grid", "block", "shared_bytes", "workspace_bytes"), "launch")
+        refuse_unknown(table, ("grid", "block", "shared_bytes", "workspace_bytes"), "launch")
 
         def three(key: str) -> tuple[Expression, ...]:
             given = table.get(key)
@@ -410,7 +339,7 @@ class Space:
         name = table.get("name", f"argument {place}")
         where = f"argument {name}" if isinstance(name, str) else f"argument {place}"
         of_maps = ("of", "dims", "box", "swizzle") if table.get("role") == "tensor_map" else ()
-        _refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean", *of_maps), where)
+        refuse_unknown(table, ("name", "role", "type", "size", "value", "fill", "mean", *of_maps), where)
         role, kind = table.get("role"), table.get("type", "float32" if table.get("role") != "workspace" else "uint8")
         if role not in _ROLES:
             raise ConfigError(f"{where}: role is one of {', '.join(_ROLES)}, not {shown(role)}")
@@ -423,13 +352,13 @@ class Space:
         if wanted and wanted not in table:
             raise ConfigError(f"{where}: it has no {wanted}")
         return Argument(
-            name=_text(name, f"argument {place}: its name"),
+            name=text_of(name, f"argument {place}: its name"),
             role=role,
             type=kind,
             size=self._expression(table["size"], f"{where}: size") if wanted == "size" else None,
             value=self._expression(table["value"], f"{where}: value") if wanted == "value" else None,
             fill=fill,
-            mean=_finite(table.get("mean", 0.0), f"{where}: mean"),
+            mean=finite(table.get("mean", 0.0), f"{where}: mean"),
             **(self._map(table, where) if role == "tensor_map" else {}),
         )
 
@@ -457,7 +386,7 @@ class Space:
     def _reference(self, given: Any) -> tuple[Path, str] | None:
         if given is None:
             return None
-        file, _, function = _text(given, "check: reference, file.py:function,").partition(":")
+        file, _, function = text_of(given, "check: reference, file.py:function,").partition(":")
         path = self.path.parent / file
         if not file or not _NAME.fullmatch(function):
             raise ConfigError(f"check: reference is file.py:function, not {shown(given)}")
@@ -474,12 +403,12 @@ class Space:
             ConfigError: A name that the shape has not, or no configuration is left.
         """
         chosen = dict(self.shape)
-        _refuse_large(dict(shape or {}))
+        refuse_large(dict(shape or {}))
         for name, value in (shape or {}).items():
             if name not in chosen:
                 raise ConfigError(f"the shape has no {name}; it has {', '.join(chosen) or 'no names'}")
             # A value that is 0 by default is switched off by 0, as a mask is.
-            if not _is_number(value) or not math.isfinite(value) or value < 0 or (value == 0 and chosen[name] != 0):
+            if not is_number(value) or not math.isfinite(value) or value < 0 or (value == 0 and chosen[name] != 0):
                 raise ConfigError(f"{name} of a shape is a number over 0, not {shown(value)}")
             chosen[name] = value
         return Problem(self, gpu, chosen)
@@ -561,8 +490,8 @@ class Problem:
                 refused[why] = refused.get(why, 0) + 1
             else:
                 found.append(configuration)
-            if len(found) > _MOST_CONFIGURATIONS:
-                raise ConfigError(f"{self.space.path}: there are more than {_MOST_CONFIGURATIONS:,} configurations")
+            if len(found) > MOST_CONFIGURATIONS:
+                raise ConfigError(f"{self.space.path}: there are more than {MOST_CONFIGURATIONS:,} configurations")
         if not found:
             whys = ", ".join(f"{count} by {why}" for why, count in sorted(refused.items(), key=lambda one: -one[1]))
             raise ConfigError(f"{self.space.path}: no configuration is left, the space is empty: {whys}")
@@ -671,7 +600,7 @@ class Problem:
         Raises:
             ConfigError: The value is no number.
         """
-        return _finite(self.space.work(self._values({})), f"work: '{self.space.work.text}'")
+        return finite(self.space.work(self._values({})), f"work: '{self.space.work.text}'")
 
     def occupancy(self, launch: Launch, registers: int = 0, static_shared_bytes: int = 0) -> float:
         """Resident threads of those that a multiprocessor can hold, 0 to 1; registers are known once it is compiled."""
@@ -687,7 +616,7 @@ class Problem:
             if len(values) < 2:
                 continue
             chosen = [one[name] for one in self.configurations]
-            if all(map(_is_number, values)) and len(values) > 1:
+            if all(map(is_number, values)) and len(values) > 1:
                 positive = all(value > 0 for value in values)  # type: ignore[operator]
                 columns.append([math.log2(value) if positive else float(value) for value in chosen])  # type: ignore[arg-type]
             elif len(values) == 2:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cudasched.errors import ConfigError, Error
 from cudasched.tune import warm
+from cudasched.tune._fields import Value
 from cudasched.tune.database import Database, Key
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.search import Strategy, make
-from cudasched.tune.space import TYPES, Problem, Value, configuration_key
+from cudasched.tune.space import TYPES, Problem, configuration_key
 from cudasched.tune.workers import Request
 
 if TYPE_CHECKING:
