@@ -5,14 +5,13 @@
 // One thread writes. Nothing here throws but the constructor: a disk that is full ends the journal, and says so once.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <string>
-#include <string_view>
+
+#include "telemetry/block_file.hpp"
 
 namespace cudasched::telemetry {
 
@@ -58,9 +57,6 @@ class Journal {
 
   // Makes a file of its own in `directory`. Throws Error.
   explicit Journal(const std::string& directory);
-  ~Journal();
-  Journal(const Journal&) = delete;
-  Journal& operator=(const Journal&) = delete;
 
   // Appends one block, made of the parts. False, and no more is written ever, if that cannot be done.
   bool append(Block type, std::uint32_t rows, std::initializer_list<std::span<const std::byte>> parts) noexcept;
@@ -69,26 +65,9 @@ class Journal {
   bool failed() const noexcept { return failed_; }
 
  private:
-  bool mine() const noexcept;
-  bool write_all(const void* data, std::size_t bytes) noexcept;
-
   std::string path_;
-  int file_ = -1;
-  std::uint64_t device_ = 0;  // of the file: a program may close descriptors that are not its own, and reuse them
-  std::uint64_t inode_ = 0;
-  off_t whole_bytes_ = 0;
+  BlockFile file_;
   bool failed_ = false;
 };
-
-// As zlib computes it.
-std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept;
-
-template <typename T>
-std::span<const std::byte> bytes_of(std::span<const T> items) noexcept {
-  return std::as_bytes(items);
-}
-inline std::span<const std::byte> bytes_of(std::string_view text) noexcept {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
 
 }  // namespace cudasched::telemetry

@@ -22,7 +22,6 @@
 #include "base/log.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/functions.hpp"
-#include "telemetry/journal.hpp"
 #include "telemetry/json_text.hpp"
 #include "telemetry/pass_thread.hpp"
 #include "telemetry/trace_file.hpp"

@@ -26,6 +26,8 @@
 #include <span>
 #include <string>
 
+#include "telemetry/block_file.hpp"
+
 namespace cudasched::telemetry {
 
 class TraceFile {
@@ -39,9 +41,6 @@ class TraceFile {
 
   // Makes the first file. Throws Error.
   TraceFile(std::string directory, std::uint64_t limit_bytes);
-  ~TraceFile();
-  TraceFile(const TraceFile&) = delete;
-  TraceFile& operator=(const TraceFile&) = delete;
 
   // Appends one block, made of the parts. False, and nothing more is written ever, if that cannot be done: earlier
   // blocks stay.
@@ -49,7 +48,8 @@ class TraceFile {
 
   // How many records the file has room for. 0: the next one should be begun. A file holds kLeastRecords at least.
   std::size_t room() const noexcept {
-    const std::uint64_t by_bytes = bytes_ + 64 < file_bytes_ ? (file_bytes_ - bytes_ - 64) / kRecordBytes : 0;
+    const std::uint64_t end = file_.bytes() + 64;
+    const std::uint64_t by_bytes = end < file_bytes_ ? (file_bytes_ - end) / kRecordBytes : 0;
     return std::max(by_bytes, kLeastRecords - std::min(records_, kLeastRecords));
   }
   // Begins the next file, and deletes the oldest where there are kFiles. False: as append().
@@ -68,9 +68,6 @@ class TraceFile {
   };
 
   std::string path_of(std::uint64_t number) const;
-  int create(const std::string& path) noexcept;
-  bool mine() const noexcept;
-  static bool write_all(int file, const void* data, std::size_t bytes) noexcept;
   void fail(const char* why) noexcept;
 
   std::string directory_;
@@ -78,11 +75,8 @@ class TraceFile {
   std::string path_;
   std::uint64_t file_bytes_;
   std::deque<Past> past_;
-  int file_ = -1;
-  std::uint64_t device_ = 0;  // of the file: a program may close descriptors that are not its own, and reuse them
-  std::uint64_t inode_ = 0;
+  BlockFile file_;
   std::uint64_t number_ = 0;
-  std::uint64_t bytes_ = 0;
   std::uint64_t records_ = 0;  // in this file
   std::uint64_t rotated_away_ = 0;
   bool failed_ = false;

@@ -20,11 +20,6 @@ std::string contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST(Journal, TheChecksumIsThatOfZlib) {
-  EXPECT_EQ(crc32(0, bytes_of("123456789")), 0xCBF43926U);
-  EXPECT_EQ(crc32(crc32(0, bytes_of("1234")), bytes_of("56789")), 0xCBF43926U) << "in parts";
-}
-
 TEST(Journal, AppendsBlocksBehindItsHeader) {
   const test::PrivateDirectory directory;
   std::string path;
