@@ -7,13 +7,11 @@ A document asks for a table by a marker, and what stands between it and the end 
 
 A figure in a sentence is a span (spans.py).
 
-`table:NAME` is benchmarks/results/NAME.json; `table:NAME:figures` is what it says of the figures that are promised
-(figures.py; breadth/summary.py; graphs/summary.py), `table:preempt:SERVER` is long kernels beside one server, by
-default the first, `every` for each, `table:breadth:limits` what the cells with the least best effort lose,
-`table:NAME:summary` a short form of colocations; `table:kernels:PART` is those of kernels, of the device
-(queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is one kind of
-the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is no error but
-a line that says so. `--pictures` draws those of README and docs anew.
+`table:NAME` is benchmarks/results/NAME.json. Of programs beside servers, `table:NAME:SERVER` has a line a program
+beside one server, `every` is that for each, and `summary` a short form; `table:kernels:PART` is those of kernels, of
+the device (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is
+one kind of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is
+no error but a line that says so. `--pictures` draws those of README and docs anew.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ from pathlib import Path
 from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
 
 from benchmarks import spans
-from benchmarks.breadth.summary import breadth_figures, breadth_table, is_breadth, limits_table
-from benchmarks.figures import best_effort_of_time_slices, few_requests, figures_table, p50_of_alone
-from benchmarks.graphs.summary import ablation_table, graphs_figures, graphs_table, is_graphs
-from benchmarks.host_bound.summary import host_bound_figures, is_host_bound
-from benchmarks.plots import plot_host_bound, plot_preempt, plot_programs
+from benchmarks.figures import best_effort_of_time_slices, few_requests, p50_of_alone
+from benchmarks.graphs.summary import ablation_table
+from benchmarks.plots import plot_scenes
 from benchmarks.preempt.summary import every_table, is_preempt, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
@@ -142,21 +138,11 @@ def table_of(results: Results, kind: str | None = None) -> str:
         return f"{core_table(results)}\n{origins(results)}\n"
     if any(row.predictor for row in results.colocations):
         return f"{ablation_table(results)}\n{origin(results.meta)}\n"
-    if is_preempt(results):
-        table = every_table(results) if kind == "every" else preempt_table(results, kind)
-        return f"{table}\n{origin(results.meta)}\n"
-    if is_graphs(results):
-        made = graphs_figures(results) if kind == "figures" else graphs_table(results)
-        return f"{made}\n{origin(results.meta)}\n"
-    if is_breadth(results):
-        made = {"figures": breadth_figures, "limits": limits_table}.get(kind or "", breadth_table)(results)
-        return f"{made}\n{origin(results.meta)}\n"
-    if kind == "figures" and is_host_bound(results):
-        return f"{host_bound_figures(results)}\n{origin(results.meta)}\n"
-    if kind == "figures":
-        return f"{figures_table(results)}\n{origin(results.meta)}\n"
     if kind == "summary":
         return f"{summary_table(results)}\n{origin(results.meta)}\n"
+    if is_preempt(results) or (results.colocations and kind):
+        table = every_table(results) if kind == "every" else preempt_table(results, kind)
+        return f"{table}\n{origin(results.meta)}\n"
     if kind is not None or results.meta_by_kind:
         return predictor_tables(results, kind)
     if any(isinstance(row, OverheadRow) for row in results.rows):
@@ -463,11 +449,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*wrong, sep="\n", file=sys.stderr)
         return 1
     if options.pictures:
-        plot_programs(load(RESULTS / "breadth.json"), "bert_graph", IMAGES / "breadth.png")
-        plot_programs(load(RESULTS / "graphs.json"), "bert_graph", IMAGES / "graphs.png")
-        plot_host_bound(load(RESULTS / "host_bound.json"), IMAGES / "host_bound.png")
+        for name in ("breadth", "graphs", "host_bound"):
+            plot_scenes(load(RESULTS / f"{name}.json"), IMAGES / f"{name}.png")
         newest = next(path for name in ("main", "preempt") if (path := RESULTS / f"{name}.json").exists())
-        plot_preempt(load(newest), IMAGES / "preempt.png")
+        plot_scenes(load(newest), IMAGES / "preempt.png", "main")
         picture(load(RESULTS / "scheduler.json"), IMAGES / "overview.png")
         plot_figures(load(RESULTS / "kernels.json"), IMAGES)
     if options.check and stale:

@@ -44,7 +44,10 @@ def main(made: Callable[[str], Any] | None = None) -> int:
     if args.regions:
         import cudasched  # before torch, which loads CUDA
 
-        scopes = (lambda slo_ms: cudasched.region("latency"), lambda: cudasched.region("best_effort"))
+        scopes = (
+            lambda slo_ms: cudasched.region("latency", slo_ms=slo_ms or None),
+            lambda: cudasched.region("best_effort"),
+        )
     sys.path.insert(0, str(DEMO))
     import client
 

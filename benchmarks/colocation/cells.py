@@ -10,10 +10,9 @@ from typing import Any
 
 from benchmarks.results.schema import Meta, replace
 
-#: Stand where the arm does in cells that measure one load by itself: a best-effort load's kernel durations, what a
-#: request takes, from which rate and latency target follow, and how long a request keeps the GPU busy.
+#: Stand where the arm does in cells that measure one load by itself: a best-effort load's kernel durations, and how
+#: long a request keeps the GPU busy.
 KERNELS = "kernels"
-CALIBRATION = "calibration"
 BUSY = "busy"
 
 
@@ -54,11 +53,6 @@ class Cell:
     def busy(cls, latency: str) -> Cell:
         """The cell of how long a request of one latency load keeps the GPU busy."""
         return cls(BUSY, latency, "", "", "", 0.0, 0.0, 0)
-
-    @classmethod
-    def calibration(cls, latency: str, rates_hz: str, seconds: float) -> Cell:
-        """The cell of what a request takes, at a rate at which none meets another."""
-        return cls(CALIBRATION, latency, "", "periodic", rates_hz, seconds, 0.0, 0)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from cudasched.demo.harness import ARMS, Arm, percentile, summary
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, CellFile, Outcome
+from benchmarks.colocation.cells import BUSY, KERNELS, CellFile, Outcome
 from benchmarks.lab.intervals import Interval, of_repeats, of_requests, too_few
 from benchmarks.results.schema import ColocationRow, Latency, Results
 
@@ -28,14 +28,9 @@ class Repeats:
 
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def latencies_ms(self, load: str, pace_us: float | None = None) -> list[list[float]]:
-        """Of one load's requests, a list for each repeat; those of a host of that pace, where theirs was kept."""
-        return [at_pace(served, pace_us) for served in self._served(load) if served["latency_ms"]]
-
-    def pace_us(self, load: str) -> float | None:
-        """How slow the host was beside one load's requests: the median over all of them."""
-        known = [value for served in self._served(load) for value in served.get("pace_us", [])]
-        return statistics.median(known) if known else None
+    def latencies_ms(self, load: str) -> list[list[float]]:
+        """Of one load's requests, a list for each repeat."""
+        return [served["latency_ms"] for served in self._served(load) if served["latency_ms"]]
 
     def waits_ms(self, load: str) -> list[list[float]]:
         """How long one load's requests waited, a list for each repeat."""
@@ -72,23 +67,6 @@ class Repeats:
             return []
         return [sum(rate[load] * (items_s[load] or 0.0) for load in loads) for rate in rates]
 
-    def by_repeat(self, load: str, pace_us: float | None) -> dict[int, Latency]:
-        """One load's figures in each repeat, as `latencies_ms` has the latencies."""
-        found = {}
-        for outcome in self.outcomes:
-            served = (outcome.result or {}).get("latency", {}).get(load)
-            if served and served["latency_ms"]:
-                found[outcome.cell.repeat] = Latency.model_validate(summary(at_pace(served, pace_us)))
-        return found
-
-    def rate_by_repeat(self, load: str) -> dict[int, float]:
-        """What one best-effort load did in each repeat, items a second."""
-        rates = {
-            outcome.cell.repeat: (outcome.result or {}).get("best_effort_per_s", {}).get(load)
-            for outcome in self.outcomes
-        }
-        return {repeat: rate for repeat, rate in rates.items() if rate}
-
     def counted_share(self, of: str, less: str = "") -> float | None:
         """A count in ns over the time in which it was counted, the median over repeats."""
         known = [outcome.result for outcome in self.outcomes if outcome.result and "counted" in outcome.result]
@@ -104,37 +82,21 @@ class Repeats:
         building = [(outcome.result or {}).get("building") for outcome in self.outcomes]
         return [value for told in building if told for value in told["latency_ms"]]
 
-    def pooled(self, load: str, pace_us: float | None = None) -> list[float]:
-        """One load's requests of all repeats, as `latencies_ms` has them."""
-        return [value for values in self.latencies_ms(load, pace_us) for value in values]
+    def pooled(self, load: str) -> list[float]:
+        """One load's requests of all repeats."""
+        return [value for values in self.latencies_ms(load) for value in values]
 
     def _served(self, load: str) -> list[dict[str, Any]]:
         found = [(outcome.result or {}).get("latency", {}).get(load) for outcome in self.outcomes]
         return [served for served in found if served]
 
 
-def at_pace(served: Mapping[str, Any], pace_us: float | None) -> list[float]:
-    """A load's latencies as they would be on a host of that pace; as they are without one or where theirs is unknown.
-
-    Each is put right by the median of five requests' paces, its own in their middle: one may have been interrupted.
-    """
-    latencies_ms: list[float] = served["latency_ms"]
-    paces_us = served.get("pace_us")
-    if pace_us is None or not paces_us:
-        return latencies_ms
-    smooth_us = [statistics.median(paces_us[max(0, place - 2) : place + 3]) for place in range(len(paces_us))]
-    each = len(latencies_ms) // len(paces_us)  # a request's tokens have its pace
-    return [value * pace_us / smooth_us[place // each] for place, value in enumerate(latencies_ms)]
-
-
-def results(cells: CellFile, arms: Mapping[str, Arm] = ARMS, paired: bool = False) -> Results:
+def results(cells: CellFile, arms: Mapping[str, Arm] = ARMS) -> Results:
     """The rows of all cells that have a result.
 
     Args:
         cells: What was measured.
         arms: What the names of arms in the cells mean.
-        paired: Ratios are medians over the pairs of a repeat; P99 and its ratio are of all requests pooled. Where the
-            host's pace was kept, ratios are of latencies at one pace, that of the load alone.
 
     Raises:
         ValueError: The cells say nothing of where they come from.
@@ -147,14 +109,14 @@ def results(cells: CellFile, arms: Mapping[str, Arm] = ARMS, paired: bool = Fals
     scenes: dict[Scene, dict[tuple[str, float | str, float], Repeats]] = {}
     for outcome in good:
         cell = outcome.cell
-        if cell.arm in (KERNELS, CALIBRATION, BUSY):
+        if cell.arm in (KERNELS, BUSY):
             continue
         known = scenes.setdefault((cell.latency, cell.best_effort, cell.arrivals, cell.rates_hz, cell.slo_ms), {})
         known.setdefault((cell.arm, cell.lead_us, cell.seconds), Repeats()).outcomes.append(outcome)
     rows = []
     for scene, repeats in scenes.items():
         for load in scene[0].split("+"):
-            rows += _rows(scene, load, repeats, kernels, busy_us, arms, paired)
+            rows += _rows(scene, load, repeats, kernels, busy_us, arms)
     return Results(meta=cells.meta, rows=rows)
 
 
@@ -165,7 +127,6 @@ def _rows(
     kernels: Kernels,
     busy_us: dict[str, float],
     known_arms: Mapping[str, Arm],
-    paired: bool,
 ) -> list[ColocationRow]:
     """The rows of one latency load of a scene."""
     latency_loads, best_effort, arrivals, rates, given_slo_ms = scene
@@ -214,30 +175,17 @@ def _rows(
         building_ms = repeats.building_ms()
         waits_ms = [statistics.fmean(values) for values in repeats.waits_ms(load)]
         pooled_ms = repeats.pooled(load)
-        strict = named.get(f"{name}_strict") if paired else None
-        own_us, alone_us = repeats.pace_us(load), compared.pace_us(load)
         ratios = {
             f"{share}_ratio": getattr(measured, share) / getattr(compared_summary, share)
             if measured and compared_summary
             else None
             for share in ("p50", "p95", "p99")
         }
-        p50_ratios: list[float] = []
         intervals = {
             f"p{percent}_ratio_interval": _interval(repeats, compared, load, percent / 100)
             for percent in (50, 99)
-            if arm.best_effort and not paired
+            if arm.best_effort
         }
-        if paired and measured and compared_summary:
-            measured = measured.model_copy(update={"p99": percentile(repeats.pooled(load), 0.99)})
-            compared_summary = compared_summary.model_copy(update={"p99": percentile(compared.pooled(load), 0.99)})
-            these, those = repeats.by_repeat(load, alone_us), compared.by_repeat(load, alone_us)
-            pairs = [(figures, those[repeat]) for repeat, figures in these.items() if repeat in those]
-            by_share = {share: _ratios(pairs, share) for share in ("p50", "p95")}
-            ratios = {f"{share}_ratio": statistics.median(by) if by else None for share, by in by_share.items()}
-            p50_ratios = by_share["p50"]
-            p99_ms, alone_p99_ms = (percentile(each.pooled(load, alone_us), 0.99) for each in (repeats, compared))
-            ratios["p99_ratio"] = p99_ms / alone_p99_ms
         rows.append(
             ColocationRow.model_validate(
                 dict(
@@ -276,9 +224,6 @@ def _rows(
                     useful_gpu=_useful(arm, duty, per_s, best_efforts, kernels),
                     seconds=seconds,
                     unserved=repeats.unserved(load),
-                    host_pace=own_us / alone_us if own_us and alone_us else None,
-                    over_strict=_over_strict(repeats, strict, load, best_effort, alone_us) if strict else None,
-                    p50_ratio_per_repeat=p50_ratios,
                     p99_ms_per_repeat=repeats.p99s_ms(load),
                     best_effort_per_s_per_repeat=done,
                     alone_p99_ms_per_repeat=compared.p99s_ms(load),
@@ -297,28 +242,6 @@ def _interval(own: Repeats, alone: Repeats, load: str, share: float) -> Interval
         return None
     ratios = [percentile(ours, share) / percentile(theirs, share) for ours, theirs in pairs]
     return of_repeats([ratios], statistics.median)
-
-
-def _ratios(pairs: Iterable[tuple[Latency, Latency]], share: str) -> list[float]:
-    """One arm's figure over another's, of each repeat, in which both had the same arrivals."""
-    return [getattr(one, share) / getattr(other, share) for one, other in pairs]
-
-
-def _over_strict(
-    these: Repeats, strict: Repeats, load: str, best_effort: str, pace_us: float | None
-) -> dict[str, list[float]] | None:
-    """An arm's figures over those under `strict`, in each repeat that has both."""
-    latencies, others = these.by_repeat(load, pace_us), strict.by_repeat(load, pace_us)
-    rates, other_rates = these.rate_by_repeat(best_effort), strict.rate_by_repeat(best_effort)
-    both = sorted({*latencies} & {*others} & {*rates} & {*other_rates})
-    if not both:
-        return None
-    pairs = [(latencies[repeat], others[repeat]) for repeat in both]
-    return {
-        "p50": _ratios(pairs, "p50"),
-        "p99": _ratios(pairs, "p99"),
-        "best_effort": [rates[repeat] / other_rates[repeat] for repeat in both],
-    }
 
 
 def _bounds(

@@ -23,16 +23,19 @@ from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Arm, HarnessError
 
 from benchmarks.colocation.cells import Cell, CellFile
-from benchmarks.graphs.benchmark import CUT, RATE_HZ, SERVER, GraphFleet, GraphRunner
 from benchmarks.graphs.loads import ABLATED
 from benchmarks.graphs.summary import PREDICTORS, ablation_table
 from benchmarks.lab.fleet import Fleet, Mode, Place
-from benchmarks.lab.programs import Scene, results, settings
+from benchmarks.lab.programs import Runner, Scene, results, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import report
+from benchmarks.preempt.benchmark import ALONE, PreemptFleet
 from benchmarks.results.schema import Results
 
 SHIPPED = Path(__file__).parents[2] / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
+#: Without time slices: they need no predictions.
+CUT = {"CUDASCHED_GRAPH_SLICES": "auto", "CUDASCHED_TIME_SLICE_US": "off"}
+SERVER, RATE_HZ = "bert_graph", 60.0
 #: What the constant model says of each launch.
 CONSTANT_NS = 20_000.0
 #: The earlier run of the oracle's program; a program has so long to end, and writes its state.
@@ -42,7 +45,6 @@ STEADY_S = 20.0
 MODES = ("mps", "one_process")
 #: By arm: where it runs, and what predicts.
 PREDICTED = {f"cudasched_{mode}_{name}": (mode, name) for mode in MODES for name in PREDICTORS}
-ALONE = ("latency_alone", "best_effort_alone", "processes")
 SCENE = Scene(
     tuple(itertools.product(ABLATED, [SERVER])),
     (*ALONE, *PREDICTED),
@@ -56,12 +58,13 @@ def state_of(fleet: Fleet, place: Place) -> Path:
     return fleet.scratch / f"{place.name}_{place.mode}"
 
 
-class AblationFleet(GraphFleet):
+class AblationFleet(PreemptFleet):
     """The processes: each predictor has its own."""
 
     modes: Mapping[str, Mode] = {
         "plain": Mode(managed=False),
-        **{f"{mode}_{name}": Mode(mps=mode == "mps", environment=CUT) for mode, name in PREDICTED.values()},
+        **{f"mps_{name}": Mode(mps=True, environment=CUT) for name in PREDICTORS},
+        **{f"one_process_{name}": Mode(inside=SERVER, environment=CUT) for name in PREDICTORS},
     }
     options = ("--warm-up", "1")
     programs = tuple(ABLATED)
@@ -80,20 +83,18 @@ class AblationFleet(GraphFleet):
         return environment
 
 
-class AblationRunner(GraphRunner):
+class AblationRunner(Runner):
     """Does the missing cells; a program of the scene `first` is a new one in each."""
 
     known = ABLATED
     scenes = {"first": SCENE, "steady": SCENE}  # noqa: RUF012
     arms = ALL_ARMS | {arm: Arm(arm, mode, managed=True) for arm, (mode, _) in PREDICTED.items()}
     fleet_type = AblationFleet
-    named = True
-    kernels = False
 
-    def early_s(self, cell: Cell) -> float:
-        """None: the first requests are measured, and no program begins anew."""
-        del cell
-        return 0.0
+    def rate_hz(self, server: str) -> float:
+        """Requests a second."""
+        del server
+        return RATE_HZ
 
     def build_s(self, program: str) -> float:
         """None of these compiles; the oracle's are built twice."""

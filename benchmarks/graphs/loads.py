@@ -122,13 +122,13 @@ class Gpt:
         return torch.nn.functional.cross_entropy(scores.float().view(-1, self.vocabulary), wanted.view(-1))
 
 
-def whole_step_training(tiny: bool, updated: bool, layers: int = 24) -> Steps:
+def whole_step_training(tiny: bool, updated: bool) -> Steps:
     """Forward, backward and optimizer of a transformer in one graph, fed from pinned memory."""
     import torch
 
     yield
     device = torch_device()
-    layers, width, heads, vocabulary = (2, 32, 2, 128) if tiny else (layers, 1024, 16, 32_000)
+    layers, width, heads, vocabulary = (2, 32, 2, 128) if tiny else (16, 1024, 16, 32_000)
     batch, length = (2, 8) if tiny else (8, 512)
     gpt = Gpt(device, layers, width, heads, vocabulary, length)
     fast = device == "cuda"
@@ -344,7 +344,7 @@ def torch_varying(tiny: bool) -> Steps:
 
 
 LOADS = {
-    "whole_step": Program(whole_step),
+    "whole_step": Program(whole_step, read_every=24),
     "compiled_inference": Program(compiled_inference, compiles=True),
     "compiled_training": Program(compiled_training, compiles=True),
     "jax": Program(jax, compiles=True),

@@ -1,7 +1,7 @@
-"""One program of the graphs benchmark, driven as benchmarks/breadth/program.py drives its own; run by path.
+"""Loads of graphs on the simulated driver, and a server in its program's process, for benchmarks/breadth/program.py.
 
-With `--beside SERVER` the server is in the same process, on a thread and a stream of its own, in regions; then one more
-command is answered, while the program's steps go on:
+With `--beside SERVER` the server is on a thread and a stream of its own, in regions; then one more command is answered,
+while the program's steps go on:
 
     -> {"command": "run", ...}         <- {"event": "result", ...}  as in cudasched/demo/client.py
 """
@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "python" / "cudasched" / "demo"), str(ROOT / "benchmarks" / "breadth")]
-
-from benchmarks.breadth import program as breadth_program  # noqa: E402
-from benchmarks.graphs.loads import ABLATED, LOADS  # noqa: E402
+from benchmarks.breadth import program
 
 
 def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]:
-    """A load of the simulated driver: its steps, how it is read, its kernels."""
+    """A load of the simulated driver, of graphs or not: its steps, how it is read, its kernels."""
     from benchmarks.graphs.simulated_loads import SHAPES, GraphLoad
+
+    if load.removesuffix("_updated") not in SHAPES:
+        return program.simulated_steps(load)
 
     def steps() -> Iterator[Any]:
         yield
@@ -33,7 +31,7 @@ def simulated_steps(load: str) -> tuple[Iterator[Any], Callable[[Any], object], 
     def kernels(_: int) -> dict[str, Any]:
         durations_us, count = SHAPES[load.removesuffix("_updated")]
         each = [float(us) for us in durations_us] + [float(durations_us[0])] * (count > 1)
-        return breadth_program.counted(each * count, 1)
+        return program.counted(each * count, 1)
 
     return steps(), lambda made: made.synchronize(), kernels
 
@@ -74,12 +72,3 @@ class Beside:
         """Serves requests as it is told."""
         served: dict[str, Any] = self._client.run(**command)
         return served
-
-
-def main() -> int:
-    """Entry point."""
-    return breadth_program.main(LOADS | ABLATED, simulated_steps, Beside)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -52,12 +52,16 @@ class Mode:
         mps: Clients of the fleet's MPS daemon.
         environment: Beside what all have.
         program: The same of programs alone, where they are bare clients of MPS.
+        inside: A server that runs in the program's process, in regions; there is no process of a server then.
+        regions: A server's requests are in regions, which a hint and a latency target need.
     """
 
     managed: bool = True
     mps: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
     program: Mapping[str, str] = field(default_factory=dict)
+    inside: str = ""
+    regions: bool = False
 
 
 class Fleet:
@@ -69,6 +73,7 @@ class Fleet:
         options: What every program's script is told, beside its name.
         start_timeout_s: For a process's imports, and for the model that it builds.
         programs: All that there are, in the order in which loads of the simulated driver stand for them.
+        simulated: Those that have a load of the simulated driver by their own name.
     """
 
     modes: Mapping[str, Mode] = {"plain": Mode(managed=False), "two_processes": Mode(), "mps": Mode(mps=True)}
@@ -76,6 +81,7 @@ class Fleet:
     options: Sequence[str] = ()
     start_timeout_s = START_TIMEOUT_S
     programs: Sequence[str] = ()
+    simulated: Sequence[str] = ()
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -201,6 +207,10 @@ class Fleet:
             command.append(place.name)
         if place.role == "program":
             command += self.options
+            if mode.inside:
+                command += ["--beside", mode.inside, "--time-scale", f"{self.backend.scale:g}"]
+        elif mode.regions:
+            command.append("--regions")
         if not mode.managed:
             return command
         client_class = "latency" if place.role == "server" else "best-effort"
@@ -208,6 +218,8 @@ class Fleet:
 
     def _stand_in(self, program: str) -> str:
         """The load of the simulated driver that stands for a program."""
+        if program in self.simulated:
+            return program
         return SIMULATED_PROGRAMS[self.programs.index(program) % len(SIMULATED_PROGRAMS)]
 
     def _environment(self, place: Place) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,21 +18,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from cudasched.config import Config
 from cudasched.demo.harness import ARMS as ALL_ARMS
-from cudasched.demo.harness import HEAD_START_S, Arm, HarnessError, percentile
+from cudasched.demo.harness import HEAD_START_S, Arm, Backend, HarnessError, percentile
 
 from benchmarks.breadth.programs import Program
 from benchmarks.colocation import rows as colocation_rows
-from benchmarks.colocation.cells import BUSY, CALIBRATION, KERNELS, Cell, CellFile, Outcome
+from benchmarks.colocation.cells import BUSY, KERNELS, Cell, CellFile, Outcome
 from benchmarks.figures import best_effort_of_time_slices
 from benchmarks.lab.fleet import SIMULATED_SERVERS, Fleet, Place
 from benchmarks.lab.intervals import LEAST_FOR_P99
-from benchmarks.lab.pairs import configured_lead_us
 from benchmarks.lab.processes import ANSWER_S, per_second
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import ColocationRow, Results
 
-#: Where `Runner.read_every` is given: a cell is long enough for so many readings, and no longer than the second figure.
+#: A cell is long enough for so many readings of a program's loss, and made no longer than the second figure for them.
 READINGS, LONGEST_S = 3.5, 20.0
 #: Cells that profile a program or a server, after all others: profiling leaves traces.
 PROFILES = (KERNELS, BUSY)
@@ -70,11 +71,7 @@ class Runner:
         scenes: By their names.
         arms: What the names of arms mean.
         fleet_type: Makes the processes.
-        named: Cells carry the name of their scene, and each repeat has rows of its own.
-        kernels: A program's kernel durations are recorded after its other cells.
-        fresh: Servers under cudasched are started for each cell.
         settle_s: A program runs so long before its cell: predictions, clocks.
-        read_every: Steps from one reading of the loss to the next, where cells are made long enough for some.
         name: The scene.
         repeat: Which.
         turns: The arms that are measured together.
@@ -84,11 +81,7 @@ class Runner:
     scenes: Mapping[str, Scene] = {}
     arms: Mapping[str, Arm] = ALL_ARMS
     fleet_type: type[Fleet] = Fleet
-    named = False
-    kernels = False
-    fresh = False
     settle_s = 0.0
-    read_every = 0
 
     def __init__(self, session: Session, fleet: Fleet) -> None:
         self.session, self.fleet, self.options, self.cells = session, fleet, session.options, session.cells
@@ -129,8 +122,8 @@ class Runner:
         lead_us = self.lead_us if self.arms[arm].managed else 0.0
         rates_hz = [self.rate_hz(name) for name in server.split("+")] if server else []
         rates = "+".join(f"{rate:g}" for rate in rates_hz)
-        scene = self.name if self.named else ""
-        return Cell(arm, server, program, "poisson", rates, self.seconds(rates_hz), lead_us, self.repeat, scene=scene)
+        seconds = self.seconds(rates_hz)
+        return Cell(arm, server, program, "poisson", rates, seconds, lead_us, self.repeat, scene=self.name)
 
     def missing(self, server: str, program: str) -> list[Cell]:
         """Of one program beside one server, in the arms that take turns."""
@@ -139,16 +132,10 @@ class Runner:
             alone = not self.arms[arm].latency
             for beside in program.split("+") if alone else [program]:
                 planned.append(self.cell(arm, "" if alone else server, beside))
-        if self.profiles_programs and planned:
-            planned += [Cell.kernels(name) for name in program.split("+")]
         if self.scenes[self.name].profiled and planned:
+            planned += [Cell.kernels(name) for name in program.split("+")]
             planned += [Cell.busy(name) for name in server.split("+")]
         return self.cells.missing(planned)
-
-    @property
-    def profiles_programs(self) -> bool:
-        """Whether the kernel durations of programs are recorded."""
-        return self.kernels or self.scenes[self.name].profiled
 
     def arms_of(self, scene: str) -> Sequence[str]:
         """The arms of a scene."""
@@ -208,9 +195,8 @@ class Runner:
         measured = [cell for cell in cells if cell.arm not in PROFILES]
         early_s = [self.early_s(cell) for cell in measured]
         profiles = len(cells) - len(measured)
-        fresh = self.fresh * SERVER_S * sum(self.arms[cell.arm].managed for cell in measured)
         own_s = sum(cell.seconds + EXTRA_S + self.settle_s for cell in measured)
-        return own_s + profiles * KERNELS_S + fresh + sum(each + HEAD_START_S for each in early_s if each)
+        return own_s + profiles * KERNELS_S + sum(each + HEAD_START_S for each in early_s if each)
 
     # ---- doing it ----
 
@@ -234,11 +220,10 @@ class Runner:
         self.session.say(f"{self.name}: {program} beside {', '.join(servers)}: {len(cells)} cells")
         processes = self._programs(program, servers)
         served = list(dict.fromkeys(server for cell in cells for server in self._servers(cell)))
-        kept = [place for place in served if not (self.fresh and self.fleet.modes[place.mode].managed)]
         self.fleet.settle()
         self.fleet.prepare([*processes, *served, *following])
         compiles = any(self.known[name].compiles for name in program.split("+"))
-        broken = self._build([*processes, *kept], first_ahead=compiles)
+        broken = self._build([*processes, *served], first_ahead=compiles)
         self.session.say("  built")
         try:
             for server in servers:
@@ -273,7 +258,9 @@ class Runner:
 
     def _processes(self, cell: Cell) -> list[Place]:
         """The programs of a cell, those that it names joined by +; none where a server is measured alone."""
-        names = [] if cell.arm in ("latency_alone", BUSY) else cell.best_effort.split("+")
+        if cell.arm == BUSY or (cell.arm != KERNELS and not self.arms[cell.arm].best_effort):
+            return []
+        names = cell.best_effort.split("+")
         mode = "plain" if cell.arm == KERNELS else self._mode(cell.arm)
         return [Place("program", name, mode) for name in names]
 
@@ -284,6 +271,8 @@ class Runner:
         if cell.arm == KERNELS or not self.arms[cell.arm].latency:
             return []
         mode = self.scenes[self.name].server_modes.get(cell.arm, self._mode(cell.arm))
+        if self.fleet.modes[mode].inside:
+            return self._processes(cell)
         return [Place("server", name, mode) for name in cell.latency.split("+")]
 
     def _programs(self, program: str, servers: Sequence[str]) -> list[Place]:
@@ -343,7 +332,7 @@ class Runner:
             time.sleep(self.settle_s)
             early: dict[str, Any] = {}
             if early_s := self.early_s(cell):
-                early = self._window(dataclasses.replace(cell, seconds=early_s), [], servers)["latency"]
+                early = self.window(dataclasses.replace(cell, seconds=early_s), [], servers)["latency"]
             result = self._counted(cell, processes, servers)
             for requests in early.values():
                 result["early_p99_ms"] = percentile(requests["latency_ms"], 0.99)
@@ -353,16 +342,12 @@ class Runner:
                 if process in self.fleet:
                     with contextlib.suppress(HarnessError):  # it is ended then, which its next cell says
                         self.fleet.ask(process, "pause")
-            if self.fresh:
-                for server in served:
-                    if self.fleet.modes[server.mode].managed and server not in processes:
-                        self.fleet.retire(server)
 
     def _counted(self, cell: Cell, processes: Sequence[Place], servers: Sequence[Place]) -> dict[str, Any]:
         """A cell's window, and what cudasched counted in its programs meanwhile."""
         managed = [process for process in processes if self.fleet.modes[process.mode].managed]
         before, began = [self.fleet.ask(process, "state") for process in managed], time.monotonic()
-        result = self._window(cell, processes, servers)
+        result = self.window(cell, processes, servers)
         if managed:
             result["counted_s"] = time.monotonic() - began
             sums = Counter[str]()
@@ -381,12 +366,12 @@ class Runner:
                 raise
         return place
 
-    def _window(
+    def window(
         self, cell: Cell, processes: Sequence[Place], servers: Sequence[Place], keep_due: bool = False
     ) -> dict[str, Any]:
         """Measures for a cell's seconds, longer for a program whose steps are long."""
-        every = min(self.read_every, 2) if self.session.rehearsal else self.read_every
-        longest_s = max((self.step_ms.get(process.name, 0.0) for process in processes), default=0.0) / 1e3 * every
+        apart_s = [self.step_ms.get(each.name, 0.0) / 1e3 * self.known[each.name].read_every for each in processes]
+        longest_s = 0.0 if self.session.rehearsal else max(apart_s, default=0.0)
         seconds = max(cell.seconds, min(LONGEST_S, READINGS * longest_s))
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}, "seconds": seconds}
         with self.fleet.held():
@@ -418,8 +403,8 @@ class Runner:
                     seed=1 + cell.repeat,
                     rates_hz=rates_hz,
                     arrivals=cell.arrivals,
-                    hint_ms=0.0,
-                    slo_ms=0.0,
+                    hint_ms=self.arms[cell.arm].hint_ms,
+                    slo_ms=cell.slo_ms,
                     keep_due=keep_due,
                 )
             for server, load, name in zip(servers, loads, names, strict=True):
@@ -443,7 +428,7 @@ def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
 
 
 def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
-    """A row for each arm of each program and server, and of each repeat where cells carry the name of their scene.
+    """A row for each arm of each program, server and repeat of a scene.
 
     What a program does alone stands beside each server; `alone` of a server is of the same program, and repeat.
 
@@ -457,15 +442,14 @@ def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
     profiles: list[Outcome] = []
     for outcome in cells.outcomes.values():
         cell = outcome.cell
-        repeat = cell.repeat if cell.scene else 0
         if outcome.result is None:
             continue
-        if cell.arm in (KERNELS, BUSY, CALIBRATION):
+        if cell.arm in PROFILES:
             profiles.append(outcome)
         elif not arms[cell.arm].latency:
-            alone.setdefault((cell.scene, repeat, cell.best_effort), []).append(outcome)
+            alone.setdefault((cell.scene, cell.repeat, cell.best_effort), []).append(outcome)
         else:
-            key = cell.scene, repeat, cell.best_effort, cell.latency, cell.rates_hz
+            key = cell.scene, cell.repeat, cell.best_effort, cell.latency, cell.rates_hz
             groups.setdefault(key, []).append(outcome)
     rows: list[ColocationRow] = []
     for (scene, repeat, programs, _, _), outcomes in groups.items():
@@ -487,9 +471,9 @@ def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
                 took = {"kernel_us": [[1e6 / rate, 1]], "per_item_us": 1e6 / rate}
                 spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
         made = colocation_rows.results(spread, arms).colocations
-        rows += [row.model_copy(update={"scene": scene, "repeat": repeat}) if scene else row for row in made]
+        rows += [row.model_copy(update={"scene": scene, "repeat": repeat}) for row in made]
     made_of = Results(meta=cells.meta, rows=rows)
-    return made_of.model_copy(update={"rows": [stated(made_of, row) if row.scene else row for row in rows]})
+    return made_of.model_copy(update={"rows": [stated(made_of, row) for row in rows]})
 
 
 def stated(results: Results, row: ColocationRow) -> ColocationRow:
@@ -504,6 +488,14 @@ def stated(results: Results, row: ColocationRow) -> ColocationRow:
         if row.latency_ms.n < LEAST_FOR_P99:
             found |= {"p99": None, "p99_ratio": None}
     return row.model_copy(update=found)
+
+
+def configured_lead_us(backend: Backend) -> float | str:
+    """The lead of arms with cudasched, or auto."""
+    if "CUDASCHED_LEAD_US" in backend.settings:
+        return float(backend.settings["CUDASCHED_LEAD_US"]) / backend.scale
+    lead_us = os.environ.get("CUDASCHED_LEAD_US") or str(Config().lead_us)
+    return lead_us if lead_us == "auto" else float(lead_us)
 
 
 def _rates(outcome: Outcome) -> dict[str, float]:

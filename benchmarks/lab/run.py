@@ -2,8 +2,8 @@
 
     python -m benchmarks run core --minutes 9.8 --only backlog
     python -m benchmarks run core --rehearse --out /tmp/core.json
-    python -m benchmarks spread host_bound --minutes 9.8      # on every GPU
-    python -m benchmarks merge breadth --out benchmarks/results/breadth.json first.cells second.cells
+    python -m benchmarks spread main --minutes 9.8            # on every GPU
+    python -m benchmarks merge main --out benchmarks/results/main.json first.cells second.cells
 
 `run NAME` measures the groups that are missing, one after another; a group that fails costs its own figures alone. A
 part that is done is kept beside the results in NAME.cells, and the same command goes on from there. The exit status is
@@ -39,14 +39,7 @@ TIME_RAN_OUT = 3
 MODULES = {
     "main": "preempt.benchmark:MAIN",
     "preempt": "preempt.benchmark",
-    "breadth": "breadth.benchmark",
-    "graphs": "graphs.benchmark",
     "ablation": "graphs.ablation",
-    "colocation": "colocation.benchmark",
-    "scheduler": "colocation.benchmark:SCHEDULED",
-    "colocation_predictor": "colocation.benchmark:UNSEEN",
-    "host_bound": "host_bound.benchmark",
-    "host_bound_simulated": "host_bound.benchmark:SIMULATED",
     "core": "core.benchmark",
     "several_gpus": "several_gpus.benchmark",
     "observe": "observe.benchmark",

@@ -1,12 +1,16 @@
-"""Programs of long kernels beside servers, with time slices of their own and without.
+"""Best-effort programs beside servers in every arm: one runner, one fleet, a scene for each question.
 
 Servers are started once and kept. `--scene` takes several by commas:
 
-    main      12 programs beside 3 servers; `run main` is this scene alone, with results of its own
-    eager     host-bound servers; `--lengths` adds arms `slices_N` with time slices of N us
-    outside   the server is another user's, with a root, a /tmp and a /dev/shm of its own; `slices_inside` is as in main
-    several   two best-effort programs beside a server, and one beside two servers
-    ablation  all under cudasched, with other settings an arm; results of their own, preempt_ablation.json
+    main       12 programs beside 3 servers; `run main` is this scene alone, with results of its own
+    eager      host-bound servers; `--lengths` adds arms `slices_N` with time slices of N us
+    eager_mps  the same with the policy `harvest`, in two processes and under MPS
+    outside    the server is another user's, with a root, /tmp and /dev/shm of its own; `slices_inside` is as in main
+    several    two best-effort programs beside a server, and one beside two servers
+    libraries  programs of torchvision, transformers, CuPy and JAX, in two processes and under MPS
+    graphs     programs of CUDA graphs: cut, whole, under MPS and in the server's process
+    kinds      kinds of kernels under MPS, in the server's process, with hints, and with a latency target (`slack`)
+    ablation   all under cudasched, with other settings an arm; results of their own, preempt_ablation.json
 
 In the arms `slices` best effort alone is under cudasched, in `before` and `cudasched` both are, `before` without time
 slices of its own. The figures that are promised go into NAME_figures.json; `merge preempt --with FILE...`
@@ -15,20 +19,24 @@ adds those of `tests.soak.slices`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cudasched.demo.harness import HarnessError
 
 from benchmarks.colocation.cells import Cell, CellFile
+from benchmarks.graphs.building import while_building
+from benchmarks.graphs.loads import LOADS
 from benchmarks.lab.fleet import Fleet, Mode, Place
 from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session, report
-from benchmarks.preempt.programs import PROGRAMS
+from benchmarks.preempt.programs import LIBRARIES, PROGRAMS, RUNNABLE
 from benchmarks.preempt.summary import arms_of, every_table, figures, results
 from benchmarks.results.schema import Results
 from benchmarks.tables import core_table
@@ -39,11 +47,14 @@ SERVERS = ("bert_graph", "vit_graph", "recommender")
 EAGER_SERVERS = ("bert_eager", "resnet50_b4", "decode_short")
 #: Requests a second of those, of the eager ones, and of those in `main`.
 RATE_HZ, EAGER_RATE_HZ, MAIN_RATE_HZ = 150.0, 30.0, 120.0
+#: A server that keeps the GPU busy for half of the time: its requests a second, and their latency target, ms.
+DECODER, DECODER_RATE_HZ, DECODER_SLO_MS = "gpt_decode", 13.0, 76.0
 #: Of a cell; a Poisson process is short of its mean by less than the share, with the seeds of the first repeats.
 REQUESTS, SPARE = 1000, 1.06
 #: Requests of an eager server come so long before those that are measured.
 EARLY_S = 3.0
 OFF = {"CUDASCHED_TIME_SLICE_US": "off"}
+HARVEST, SLACK = {"CUDASCHED_POLICY": "harvest"}, {"CUDASCHED_POLICY": "slack"}
 #: Arms of the ablation and their environment: the gate steps aside only where the length is found on line.
 ABLATION: dict[str, dict[str, str]] = {
     "slices": {},
@@ -68,6 +79,8 @@ OTHER_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "en
 
 
 ALONE = ("latency_alone", "best_effort_alone", "processes")
+#: Best effort alone under cudasched.
+HOOKED = "best_effort_alone_hooked"
 BOTH = ("before", "slices", "cudasched")
 #: MPS by itself, and what its two means for unequal clients give the program: a lower priority, half of the SMs.
 MPS = {
@@ -78,16 +91,36 @@ MPS = {
 BARE = {
     **dict.fromkeys(ALONE, "plain"),
     **{arm: f"{arm}_bare" for arm in MPS},
-    "best_effort_alone_hooked": "slices",
+    "latency_alone_hint": "plain",
+    HOOKED: "slices",
+    "best_effort_alone_mps": "cudasched_mps",
+    "cudasched_one_process_hint": "cudasched_one_process",
     "slices_inside": "slices",
 }
 #: The server is bare beside a program of which best effort alone is under cudasched.
 BARE_SERVERS = {**BARE, "slices": "plain", "slices_inside": "plain"}
+#: Modes of cudasched in which slices are off or not alone; arms have their names.
+SHARED = {
+    "cudasched_mps": Mode(mps=True),
+    "cudasched_one_process": Mode(inside=SERVERS[0]),
+    "cudasched_two_processes_whole": Mode(environment=OFF | {"CUDASCHED_GRAPH_SLICES": "off"}),
+    "cudasched_harvest": Mode(environment=HARVEST),
+    "cudasched_mps_harvest": Mode(mps=True, environment=HARVEST),
+    "cudasched_two_processes_hint": Mode(regions=True),
+    "cudasched_mps_hint": Mode(mps=True, regions=True),
+    "cudasched_two_processes_slack": Mode(environment=SLACK, regions=True),
+    "cudasched_mps_slack": Mode(mps=True, environment=SLACK, regions=True),
+}
+#: Arms in which graphs are cut beside requests.
+CUT = ("before", "cudasched_mps", "cudasched_one_process")
+HINTED = tuple(f"cudasched_{mode}_hint" for mode in ("two_processes", "mps", "one_process"))
 FEW = ("torch_llama_layers", "torch_resnet50", "torch_long_kernels")
+FEW_LIBRARIES = ("torchvision_resnet50", "transformers_llama", "torch_recommender", "jax_transformer")
+OTHER_SERVERS = ("vit_graph", "bert_eager", "recommender")
 SCENES = {
     "main": Scene(
         tuple(itertools.product(PROGRAMS, SERVERS)),
-        ("latency_alone", "best_effort_alone", "best_effort_alone_hooked", "processes", "slices", "cudasched", *MPS),
+        ("latency_alone", "best_effort_alone", HOOKED, "processes", "slices", "cudasched", *MPS),
         BARE,
         BARE_SERVERS,
         optional=("before",),
@@ -112,6 +145,36 @@ SCENES = {
         BARE,
         BARE_SERVERS,
     ),
+    "eager_mps": Scene(
+        tuple(itertools.product(FEW, EAGER_SERVERS)),
+        (*ALONE, HOOKED, "mps_priority", "cudasched", "cudasched_harvest", "cudasched_mps", "cudasched_mps_harvest"),
+        BARE,
+        profiled=True,
+    ),
+    "libraries": Scene(
+        (*itertools.product(LIBRARIES, SERVERS[:1]), *itertools.product(FEW_LIBRARIES, OTHER_SERVERS)),
+        (*ALONE, HOOKED, "mps_priority", "slices", "cudasched", "cudasched_mps"),
+        BARE,
+        BARE_SERVERS,
+        profiled=True,
+    ),
+    "graphs": Scene(
+        tuple(itertools.product(LOADS, SERVERS[:1])),
+        (*ALONE, "best_effort_alone_mps", "cudasched", *CUT, "cudasched_two_processes_whole"),
+        BARE,
+        profiled=True,
+    ),
+    "kinds": Scene(
+        tuple(itertools.product((*FEW, "torch_small_kernels"), SERVERS[:1])),
+        (*ALONE, "cudasched", "cudasched_mps", "cudasched_one_process", "latency_alone_hint", *HINTED),
+        BARE,
+        profiled=True,
+    ),
+    "slack": Scene(
+        (("torch_llama_layers", DECODER),),
+        (*ALONE, "cudasched_two_processes_slack", "cudasched_mps_slack"),
+        BARE,
+    ),
     "ablation": Scene(
         tuple((name, SERVERS[0]) for name in ("torch_llama_layers", "whole_step", "torch_lstm", "torch_resnet50")),
         (*ALONE, *ABLATION),
@@ -128,12 +191,14 @@ class PreemptFleet(Fleet):
         **{f"{arm}_bare": Mode(managed=False, mps=True, program=environment) for arm, environment in MPS.items()},
         "outside": Mode(managed=False),
         "cudasched": Mode(),
+        **SHARED,
         **{name: Mode(environment=environment) for name, environment in ABLATION.items()},
     }
     script = HERE / "programs.py"
     options = ("--warm-up", "4")
     start_timeout_s = 100.0
-    programs = tuple(PROGRAMS)
+    programs = tuple(RUNNABLE)
+    simulated = tuple(LOADS)
     #: What puts a server outside; found out when the first one starts.
     _outside: Sequence[str] | None = None
 
@@ -168,10 +233,9 @@ def outside() -> Sequence[str]:
 class PreemptRunner(Runner):
     """Does the missing cells of scenes."""
 
-    known = PROGRAMS
-    scenes = SCENES
-    fleet_type = PreemptFleet
-    named = True
+    known = RUNNABLE
+    scenes: Mapping[str, Scene] = SCENES
+    fleet_type: type[Fleet] = PreemptFleet
 
     def __init__(self, session: Session, fleet: Fleet) -> None:
         lengths = [length for length in session.options.lengths.split(",") if length]
@@ -185,7 +249,14 @@ class PreemptRunner(Runner):
 
     def rate_hz(self, server: str) -> float:
         """Requests a second of a server."""
+        if server == DECODER:
+            return DECODER_RATE_HZ
         return float(self.options.eager_rate if server in EAGER_SERVERS else self.options.rate)
+
+    def cell(self, arm: str, server: str, program: str) -> Cell:
+        """The decoder's requests come at equal distances, and have a latency target."""
+        made = super().cell(arm, server, program)
+        return dataclasses.replace(made, arrivals="periodic", slo_ms=DECODER_SLO_MS) if server == DECODER else made
 
     def seconds(self, rates_hz: Sequence[float]) -> float:
         """As long as the requests of a cell take."""
@@ -198,10 +269,19 @@ class PreemptRunner(Runner):
         return [*SCENES[scene].arms, *self.lengths] if scene == "eager" else SCENES[scene].arms
 
     def early_s(self, cell: Cell) -> float:
-        """Where both know of one another, what is found out of requests with many launches takes seconds."""
+        """Where both know of one another, seconds are needed to know requests with many launches, and to cut graphs."""
         both = any(self.fleet.modes[server.mode].managed for server in self._servers(cell))
-        graphs = all(name.endswith("_graph") for name in cell.latency.split("+"))
-        return min(EARLY_S, cell.seconds) if both and not graphs and cell.arm != "before" else 0.0
+        in_graphs = all(name.endswith("_graph") for name in cell.latency.split("+"))
+        known = self.name != "graphs" and (in_graphs or cell.arm == "before")
+        return min(EARLY_S, cell.seconds) if both and not known else 0.0
+
+    def _counted(self, cell: Cell, processes: Sequence[Place], servers: Sequence[Place]) -> dict[str, Any]:
+        """With the requests that meet the building of slices, where graphs are cut."""
+        result = super()._counted(cell, processes, servers)
+        if self.name == "graphs" and cell.arm in CUT:
+            self.fleet.ask(processes[0], "pause")
+            result["building"] = while_building(self, cell, processes[0], servers[0])
+        return result
 
     def _servers(self, cell: Cell) -> list[Place]:
         found = super()._servers(cell)
@@ -240,7 +320,7 @@ def preempt(about: str, groups: Iterable[str], **usual: object) -> Benchmark:
     )
 
 
-BENCHMARK = preempt("programs of long kernels beside servers, with time slices of their own and without", PROGRAMS)
+BENCHMARK = preempt("programs beside servers in every arm; --scene names the question", RUNNABLE)
 MAIN = preempt(
     "12 programs beside 3 servers in every arm; --only PROGRAM/SERVER is a pair",
     ("/".join(pair) for pair in SCENES["main"].pairs),

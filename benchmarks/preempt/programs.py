@@ -1,4 +1,4 @@
-"""The best-effort programs of the preemption benchmark: long kernels, graphs, many streams, and none of these.
+"""The best-effort programs of the scenes: long kernels, graphs, many streams, and none of these; and all others.
 
 Each is a generator like those of benchmarks/breadth/programs.py, and is run by path as those are: as a worker of the
 benchmark, which benchmarks/breadth/program.py describes.
@@ -21,6 +21,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / each) for each in ("", "python/cudasched/demo", "benchmarks/breadth")]
 
 from benchmarks.breadth import program  # noqa: E402
+from benchmarks.breadth.programs import PROGRAMS as OF_LIBRARIES  # noqa: E402
 from benchmarks.breadth.programs import (  # noqa: E402
     SEED,
     Program,
@@ -30,7 +31,8 @@ from benchmarks.breadth.programs import (  # noqa: E402
     torch_long_kernels,
     train_vision,
 )
-from benchmarks.graphs.loads import whole_step_training  # noqa: E402
+from benchmarks.graphs.loads import ABLATED, LOADS  # noqa: E402
+from benchmarks.graphs.program import Beside, simulated_steps  # noqa: E402
 
 #: Each thread multiplies and adds; two blocks of 1,024 threads fill a multiprocessor, which takes 9.5 ns a turn then.
 WORK = """
@@ -112,11 +114,6 @@ def torch_attention(tiny: bool) -> Steps:
         loss = functional.scaled_dot_product_attention(q, k, v, is_causal=True).float().mean()
         torch.autograd.grad(loss, (q, k, v))
         yield loss.detach()
-
-
-def whole_step(tiny: bool) -> Steps:
-    """A whole training step of a transformer in one CUDA graph."""
-    yield from whole_step_training(tiny, updated=False, layers=16)
 
 
 def torch_graph_network(tiny: bool) -> Steps:
@@ -268,7 +265,7 @@ PROGRAMS = {
     "torch_attention": Program(torch_attention, read_every=16),
     "jax_transformer": Program(jax_transformer, compiles=True, read_every=40),
     "torch_lstm": Program(torch_lstm, read_every=16),
-    "whole_step": Program(whole_step, read_every=24),
+    "whole_step": LOADS["whole_step"],
     "triton_attention": Program(triton_attention, compiles=True, read_every=40),
     "torch_graph_network": Program(torch_graph_network, read_every=16),
     "torch_resnet50": Program(torch_resnet50, read_every=16),
@@ -277,6 +274,10 @@ PROGRAMS = {
 }
 #: Those whose kernels last for most of a millisecond and more.
 LONG_KERNELS = tuple(name for name in PROGRAMS if name not in ("jax_transformer", "torch_lstm", "torch_resnet50"))
+#: Other people's models.
+LIBRARIES = {name: each for name, each in OF_LIBRARIES.items() if not each.only_in_core}
+#: All that a worker may run; those of `PROGRAMS` are as in `main`.
+RUNNABLE = PROGRAMS | LIBRARIES | LOADS | ABLATED | PROGRAMS
 
 if __name__ == "__main__":
-    sys.exit(program.main(PROGRAMS))
+    sys.exit(program.main(RUNNABLE, simulated_steps, Beside))

@@ -14,7 +14,7 @@ from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Arm
 
 from benchmarks.colocation.cells import CellFile
-from benchmarks.figures import few_requests
+from benchmarks.figures import few_requests, p50_of_alone
 from benchmarks.lab.intervals import Interval, of_repeats, too_few
 from benchmarks.preempt.programs import LONG_KERNELS
 from benchmarks.results.schema import ColocationRow, FigureRow, Results
@@ -29,6 +29,10 @@ SHOWN = {
     "before": "before",
     "slices": "slices",
     "cudasched": "cudasched",
+    "cudasched_two_processes_whole": "two processes, whole graphs",
+    "cudasched_two_processes": "two processes",
+    "cudasched_mps": "under MPS",
+    "cudasched_one_process": "one process",
 }
 #: The arms that figures are promised of.
 PROMISED = ("slices", "cudasched")
@@ -74,14 +78,18 @@ Value = Callable[[Group, str], float | None]
 
 
 def arms_of(names: Iterable[str]) -> dict[str, Arm]:
-    """What the names of arms mean: those of the colocation benchmark, else two processes under cudasched."""
-    policies = {name: name.removeprefix("slices_") for name in names}
-    return {
-        name: ALL_ARMS.get(name)
-        or (Arm(name, "mps") if name == "mps_half" else None)
-        or Arm(name, "two_processes", managed=True, policy=policy if policy in ("open", "harvest") else "strict")
-        for name, policy in policies.items()
-    }
+    """The arms of these names: those that the demo has, else under cudasched, by the mode and policy in the name."""
+    return {name: ALL_ARMS.get(name) or _arm(name) for name in names}
+
+
+def _arm(name: str) -> Arm:
+    policy = name.rpartition("_")[2]
+    return Arm(
+        name,
+        "mps" if "mps" in name else "two_processes",
+        managed=name != "mps_half",
+        policy=policy if policy in ("open", "harvest") else "strict",
+    )
 
 
 def results(cells: CellFile) -> Results:
@@ -312,11 +320,14 @@ def every_table(results: Results) -> str:
     """The tables of all scenes and servers."""
     rows = results.colocations
     pairs = dict.fromkeys((row.latency_load, row.scene) for row in rows)
-    return "\n".join(f"{scene}: {preempt_table(results, server, scene)}" for server, scene in pairs)
+    named = ((f"{scene}: " if scene else "", preempt_table(results, server, scene)) for server, scene in pairs)
+    return "\n".join(f"{name}{table}" for name, table in named)
 
 
 def preempt_table(results: Results, server: str | None = None, scene: str | None = None) -> str:
     """A line a program beside one server: P50 and P99 in each arm, and best effort of time slices'; medians of repeats.
+
+    In a file without scenes, whose rows are of several machines, latencies are over those alone.
 
     Args:
         results: The rows.
@@ -335,23 +346,31 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
     server = next(iter(own[0].values())).latency_load
     arms = list(dict.fromkeys([*SHOWN, *(arm for group in own for arm in group)]))
     arms = [arm for arm in arms if any(arm in group and group[arm].latency_ms for group in own)]
-    kept = [arm for arm in arms if arm not in ("latency_alone", "processes")]
-    names = [SHOWN.get(arm, arm.replace("_", " ")) for arm in arms]
+    kept = [arm for arm in arms if arm != "processes" and any(share(group, arm) for group in own)]
+    names = {arm: SHOWN.get(arm, arm.replace("_", " ")) for arm in arms}
     first = next(iter(own[0].values()))
+    show = _latency if first.scene else _over_alone
     lines = [
-        f"`{server}`, {first.arrivals} {first.rate_hz:g}/s: P50/P99 ms{_with_interval(own)}, then best effort of that "
-        "in time slices.",
+        f"`{server}`, {_requests(own)}: P50/P99 {f'ms{_with_interval(own)}' if first.scene else 'over alone'}, then "
+        "best effort of that in time slices.",
         "",
-        f"| beside | {' | '.join(names)} | {' | '.join(f'best effort, {SHOWN.get(arm, arm)}' for arm in kept)} |",
+        f"| beside | {' | '.join(names.values())} | {' | '.join(f'best effort, {names[arm]}' for arm in kept)} |",
         f"|---|{'---|' * (len(arms) + len(kept))}",
     ]
     for program in dict.fromkeys(next(iter(group.values())).best_effort_load for group in own):
         repeats = [group for group in own if next(iter(group.values())).best_effort_load == program]
-        cells = [_latency([group[arm] for group in repeats if arm in group]) for arm in arms]
+        cells = [show([group[arm] for group in repeats if arm in group]) for arm in arms]
         shares = [[value for group in repeats if (value := share(group, arm))] for arm in kept]
         cells += [f"{statistics.median(values):.1%}" if values else "" for values in shares]
         lines.append(f"| {program} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n" + few_requests(row for group in own for row in group.values())
+
+
+def _requests(groups: Iterable[Group]) -> str:
+    """How the requests came, and how many a second: the least and the most of several runs."""
+    rows = [row for group in groups for row in group.values()]
+    rates = sorted({row.rate_hz for row in rows})
+    return f"{rows[0].arrivals} {' to '.join(f'{rate:g}' for rate in dict.fromkeys((rates[0], rates[-1])))}/s"
 
 
 def _with_interval(groups: Iterable[Group]) -> str:
@@ -369,3 +388,11 @@ def _latency(rows: Sequence[ColocationRow]) -> str:
     ratios = [row.p99_ratio for row in rows if row.p99_ratio]
     interval = rows[0].p99_ratio_interval if len(rows) == 1 else of_repeats([ratios], statistics.median)
     return said if interval is None else f"{said} ({interval[0]:.2f} to {interval[1]:.2f}x)"
+
+
+def _over_alone(rows: Sequence[ColocationRow]) -> str:
+    """P50 and P99 over those alone, medians; of the server alone in ms."""
+    ratios = [(p50, row.p99_ratio) for row in rows if (p50 := p50_of_alone(row)) and row.p99_ratio]
+    if not ratios or rows[0].arm == "latency_alone":
+        return _latency(rows)
+    return "/".join(f"{statistics.median(values):.2f}" for values in zip(*ratios, strict=True)) + "x"

@@ -102,7 +102,6 @@ class SeveralRunner(Runner):
     scenes: Mapping[str, Scene] = {f"gpus_{size}": _scene(size) for size in SIZES}
     arms = arms_of(ARMS)
     fleet_type = SeveralFleet
-    named = True
 
     def __init__(self, session: Session, fleet: Fleet) -> None:
         most = min(len(gpus(session.backend.name)), session.options.gpus or max(SIZES))

@@ -210,6 +210,19 @@ def test_best_effort_is_also_judged_by_the_gpu_time_that_requests_leave(tmp_path
     assert "and of the GPU time left." in table and "650.0/s, 96%, 82% of GPU time |" in table
 
 
+def test_best_effort_under_mps_is_also_compared_with_mps_alone_and_builds_have_a_p99(tmp_path):
+    cells = filled(tmp_path / "run.cells")
+    cells.add(outcome(cell("best_effort_alone_mps", 0, 20.0), best_effort(500.0)))
+    building = {"building": {"latency_ms": [1.5, 2.5], "builds": 1}}
+    cells.add(outcome(cell("cudasched_mps", 0, 20.0), latency(0.6) | best_effort(480.0) | building))
+    rows = {row.arm: row for row in results(cells).rows}
+    row = rows["cudasched_mps"]
+    assert row.best_effort_ratio == pytest.approx(480 / 700 / (1 - 0.03))
+    assert row.best_effort_mps_ratio == pytest.approx(480 / 500 / (1 - 0.03))
+    assert row.building_p99_ms == pytest.approx(2.49) and row.building_requests == 2
+    assert rows["processes"].best_effort_mps_ratio is None and rows["processes"].building_p99_ms is None
+
+
 def test_an_arm_without_its_baseline_has_figures_but_no_ratios(tmp_path):
     cells = CellFile(tmp_path / "run.cells", META)
     cells.add(outcome(cell("processes"), latency(2.0) | best_effort(650.0)))

@@ -16,11 +16,7 @@ from cudasched.demo import harness
 from cudasched.demo.arrivals import schedule
 from cudasched.demo.harness import ARMS, CLIENT, Backend, HarnessError, Pool, Run, WorkerSpec, workers_of
 
-from benchmarks.colocation.benchmark import ALONE, SCHEDULER
-from benchmarks.figures import figures_table
-from benchmarks.lab.run import TIME_RAN_OUT, main, run
 from benchmarks.lab.session import brief
-from benchmarks.results.schema import RESULTS, load
 
 GENEROUS_S = 120.0
 LEAD_IN_S = 0.5  # as client.py has it
@@ -210,101 +206,12 @@ def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):
             pool._workers[spec].answer(GENEROUS_S)
 
 
-def rehearse(out, arms, pair="transformer", benchmark="colocation", *options):
-    """The rows of a pair in some arms; a busy machine is tried again."""
-    given = ["--rehearse", "--seconds", "1", "--out", str(out), "--only", pair, *options]
-    assert 0 in (run(benchmark, [*given, "--arms", arms]) for _ in range(3))
-    return load(out).rows
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_colocation_rehearses_every_arm_and_resumes(tmp_path):
-    out = tmp_path / "rehearsal.json"
-    arms = [arm.name for arm in ARMS.values() if arm.mode != "mps" and not arm.is_optional]
-    assert {row.arm for row in rehearse(out, ",".join(arms[:2]))} == set(arms[:2])
-    rows = rehearse(out, "")
-    assert {row.arm for row in rows} == set(arms)
-    for row in rows:
-        arm = ARMS[row.arm]
-        assert (row.latency_ms is not None) == arm.latency
-        assert (row.best_effort_per_s is not None) == arm.best_effort
-        assert (row.bound_p99_ms is not None) == (arm.latency and arm.best_effort)
-        assert row.gpu_duty == pytest.approx(120 * 24 * 20e-6)
-        assert (row.best_effort_gpu_ratio is not None) == arm.best_effort
-        assert (row.gate_wait is not None) == arm.managed, "what cudasched counted, in programs that it runs, too"
-    merged = tmp_path / "merged.json"
-    assert main(["merge", "colocation", "--out", str(merged), str(out.with_suffix(".cells"))]) == 0
-    assert load(merged).rows == rows
-
-
 def test_the_gpu_is_busy_once_where_kernels_overlap(monkeypatch):
     monkeypatch.syspath_prepend(str(CLIENT.parent))  # as when it is run by path
     covered_ns = importlib.import_module("client").covered_ns
     assert covered_ns([]) == 0
     assert covered_ns([(100, 50), (0, 20)]) == 70
     assert covered_ns([(0, 100), (10, 20), (90, 30)]) == 120
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_arms_without_trees_are_measured_where_they_are_asked_for(tmp_path):
-    arms = [*ALONE, "cudasched_two_processes_history", "cudasched_one_process_history"]
-    found = rehearse(tmp_path / "varying.json", ",".join(arms), "bert_varying", "colocation_predictor")
-    rows = {row.arm: row for row in found}
-    assert set(rows) == set(arms)
-    for name in arms[2:]:
-        assert rows[name].latency_ms.p99 > 0 and rows[name].best_effort_per_s > 0 and rows[name].policy
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_hinted_arms_and_arms_with_repeats_of_their_own(tmp_path):
-    hinted = ("cudasched_two_processes_hint", "cudasched_one_process_hint")
-    arms = ",".join(("latency_alone", "best_effort_alone", *hinted))
-    found = rehearse(tmp_path / "hints.json", arms, "gemm", "scheduler", "--repeats", "2")
-    rows = {row.arm: row for row in found}
-    assert {row.repeats for name, row in rows.items() if name not in hinted} == {2}
-    for name in hinted:
-        assert rows[name].repeats == 1 and rows[name].p99_ratio and rows[name].bound_from == "hint"
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_a_duty_sets_the_rate_and_the_target(tmp_path):
-    arms = "latency_alone,best_effort_alone,cudasched_one_process_slack"
-    for attempt in range(5):  # a busy machine takes longer for one request than for the next
-        rows = {row.arm: row for row in rehearse(tmp_path / f"duty-{attempt}.json", arms, "decode", "scheduler")}
-        alone = rows["latency_alone"]
-        if 0.25 < alone.duty < 0.75:
-            break
-    assert 0.25 < alone.duty < 0.75
-    assert alone.slo_ms == pytest.approx(2 * 0.5e3 / alone.rate_hz, rel=0.01)
-    assert alone.attainment > 0.5
-    assert rows["cudasched_one_process_slack"].best_effort_ratio
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_two_latency_and_two_best_effort_clients(tmp_path):
-    found = rehearse(tmp_path / "four.json", "", "four", "scheduler")
-    rows = {(row.arm, row.latency_load): row for row in found}
-    for arm in ("cudasched_two_processes", "cudasched_one_process"):
-        for name in ("bert_graph", "mlp"):
-            assert rows[arm, name].p99_ratio and rows[arm, name].best_effort_ratio
-            assert rows[arm, name].best_effort_load == "transformer+resnet50"
-
-
-@pytest.mark.usefixtures("simulated_driver")
-def test_colocation_stops_before_its_time_is_spent_and_names_what_it_does_not_know(tmp_path, capsys):
-    out = ["--rehearse", "--out", str(tmp_path / "rehearsal.json")]
-    assert run("colocation", [*out, "--minutes", "0.1"]) == TIME_RAN_OUT
-    assert run("colocation", [*out, "--arms", "nonsense"]) == 1
-    assert "--arms: nonsense; there are latency_alone, " in capsys.readouterr().out
-
-
-def test_what_the_committed_results_say_of_is_declared():
-    measured = {(arm, one.latency, one.best_effort, one.arrivals) for one in SCHEDULER.values() for arm in one.arms}
-    for row in load(RESULTS / "scheduler.json").rows:
-        loads = "+".join(filter(None, (row.latency_load, row.other_latency)))
-        ways = {loads, "+".join(reversed(loads.split("+")))}
-        assert any((row.arm, way, row.best_effort_load, row.arrivals) in measured for way in ways), row.arm
-    assert "?" not in figures_table(load(RESULTS / "scheduler.json"))
 
 
 def test_a_cell_is_told_in_a_line():

@@ -137,15 +137,16 @@ def test_every_gpu_has_a_part_and_what_is_there_is_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.undo()
-    out = tmp_path / "out" / "colocation.json"
-    options = ["--rehearse", "--out", str(out), "--arms", "best_effort_alone", "--seconds", "0.5"]
-    assert lab.main(["spread", "colocation", *options, "--only", "transformer,gemm"]) == 0
+    out = tmp_path / "out" / "preempt.json"
+    options = ["--rehearse", "--out", str(out), "--arms", "latency_alone", "--seconds", "0.5"]
+    only = ["--only", "torch_lstm,torch_attention", "--servers", "vit_graph"]
+    assert lab.main(["spread", "preempt", *options, *only]) == 0
     said = capfd.readouterr().out
     assert "1: " in said and "2: " in said
-    assert {row.best_effort_load for row in load(out).colocations} == {"transformer", "gemm"}
-    assert sorted(path.name for path in out.parent.iterdir()) == ["colocation.cells", "colocation.json"]
+    assert {row.best_effort_load for row in load(out).colocations} == {"torch_lstm", "torch_attention"}
+    assert sorted(path.name for path in out.parent.iterdir()) == ["preempt.cells", "preempt.json"]
     assert lab.main(["spread", "core", "--rehearse", "--out", str(out)]) == 1
     assert "its runs are not put together" in capfd.readouterr().err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert lab.main(["spread", "colocation", "--out", str(out)]) == 1
+    assert lab.main(["spread", "preempt", "--out", str(out)]) == 1
     assert "cores for 0 GPUs" in capfd.readouterr().err

@@ -22,9 +22,9 @@ from benchmarks.lab.fleet import Place
 from benchmarks.lab.run import TIME_RAN_OUT, load_benchmark, main, parse, run
 from benchmarks.lab.session import Session
 from benchmarks.preempt.benchmark import ABLATION, MPS, SCENES, SERVERS, PreemptFleet, PreemptRunner, outside
-from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS
+from benchmarks.preempt.programs import LONG_KERNELS, PROGRAMS, RUNNABLE
 from benchmarks.preempt.summary import PROMISED, SHOWN, arms_of, figures, is_preempt, preempt_table, results
-from benchmarks.results.schema import ColocationRow, load
+from benchmarks.results.schema import RESULTS, ColocationRow, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,10 +78,11 @@ def test_programs_and_arms_are_those_of_the_results_form() -> None:
     for name, program in PROGRAMS.items():
         assert re.fullmatch(pattern, name) and program.steps.__name__ == name and program.steps.__doc__
     for scene in SCENES.values():
-        assert {program for pair in scene.pairs for program in pair[0].split("+")} <= set(PROGRAMS)
+        assert {program for pair in scene.pairs for program in pair[0].split("+")} <= set(RUNNABLE)
         used = {scene.modes.get(arm, arm) for arm in scene.arms} | {scene.server_modes.get(arm) for arm in scene.arms}
         assert used - {None} <= set(PreemptFleet.modes)
-    assert len(SCENES["main"].pairs) == 36 and set(SHOWN) - {"before"} <= set(SCENES["main"].arms)
+    assert len(SCENES["main"].pairs) == 36
+    assert set(SHOWN) - {"cudasched_two_processes"} <= {arm for scene in SCENES.values() for arm in scene.arms}
 
 
 @pytest.mark.parametrize("name", ON_THE_CPU)
@@ -158,6 +159,55 @@ def test_arms_differ_in_who_is_under_cudasched_and_in_settings(tmp_path: Path) -
             "outside",
             "plain",
         ]
+
+
+def test_servers_are_in_regions_or_in_their_programs_process_where_an_arm_says_so(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, "--scene", "kinds")
+    with runner.fleet as fleet:
+
+        def both(arm: str, server: str = "bert_graph") -> list[Place]:
+            cell = runner.cell(arm, server, "torch_resnet50")
+            return [*runner._processes(cell), *runner._servers(cell)]
+
+        program, server = both("cudasched_one_process_hint")
+        assert program == server and fleet._command(program)[-4:-2] == ["--beside", "bert_graph"]
+        program, server = both("cudasched_mps_hint")
+        assert "--regions" in fleet._command(server) and "--regions" not in fleet._command(program)
+        assert "--mps" in fleet._command(server) and "--mps" in fleet._command(program)
+        assert [place.role for place in both("latency_alone_hint")] == ["server"], "a hint alone has no program"
+        runner.name = "slack"
+        slacked = runner.cell("cudasched_mps_slack", "gpt_decode", "torch_resnet50")
+        assert slacked.slo_ms > 0 and slacked.arrivals == "periodic"
+        assert fleet._environment(both("cudasched_two_processes_slack", "gpt_decode")[1])["CUDASCHED_POLICY"] == "slack"
+
+
+def test_alone_under_cudasched_is_measured_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, done = runner_of(tmp_path, "--scene", "graphs"), list[tuple[str, str]]()
+    monkeypatch.setattr(runner.fleet, "retire_servers", lambda mode: done.append(("retire", mode)))
+    monkeypatch.setattr(runner.fleet, "ask", lambda place, command: done.append((command, place.mode)))
+    monkeypatch.setattr(runner, "_counted", lambda cell, programs, servers: {"of": [*programs, *servers]})
+    program = Place("program", "decode", "cudasched_mps")
+    assert runner._cell(runner.cell("best_effort_alone_mps", "", "decode"), [program]) == {"of": [program]}
+    assert done == [("retire", "cudasched_mps"), ("start", "cudasched_mps")]
+
+
+def test_graphs_are_cut_in_a_rehearsal_and_requests_meet_that(tmp_path: Path, simulated_driver: Path) -> None:
+    out = tmp_path / "preempt.json"
+    arms = "latency_alone,processes,before,cudasched_one_process"
+    given = ["--rehearse", "--out", str(out), "--seconds", "1", "--scene", "graphs", "--only", "whole_step_updated"]
+    assert 0 in (run("preempt", [*given, "--arms", arms]) for _ in range(TRIES))
+    rows = {row.arm: row for row in load(out).rows}
+    assert set(rows) == set(arms.split(","))
+    assert rows["cudasched_one_process"].mode == "one_process" and rows["cudasched_one_process"].best_effort_per_s
+    done = {of.arm: known.result for of, known in CellFile(cells_path(out)).outcomes.items()}
+    assert all(done[arm]["building"]["builds"] > 0 and done[arm]["early_p99_ms"] > 0 for arm in arms.split(",")[2:])
+    assert done["before"]["counted"]["best_effort_launches"] > 0
+
+
+def test_a_file_without_scenes_has_ratios(tmp_path: Path) -> None:
+    table = tables.table_of(load(RESULTS / "graphs.json"), "every")
+    assert "P50/P99 over alone" in table and "| decode | 0.61/1.04 | 3.28/5.60x |" in table
+    assert "P99 is of 596 to 890 requests" in table and "| best effort, under MPS |" in table
 
 
 def test_a_server_outside_has_another_user_and_root_or_says_why_not() -> None:
@@ -297,7 +347,7 @@ def test_the_table_is_of_one_server_and_the_plot_has_a_mark_a_cell(tmp_path: Pat
     assert "torch_lstm" in tables.table_of(made, "vit_graph")
     with pytest.raises(ValueError, match="no rows of the server nothing, only of bert_graph, vit_graph"):
         preempt_table(made, "nothing")
-    assert plots.plot_preempt(made, tmp_path / "preempt.png")
+    assert plots.plot_scenes(made, tmp_path / "preempt.png", "main")
     lines = [line for line in drawn[0].axes[0].get_lines() if line.get_marker() in ("x", "s", "o", "D")]
     assert [len(line.get_xdata()) for line in lines] == [2, 2, 2, 2]
 

@@ -1,1 +1,0 @@
-"""Eager servers, which keep their host busy and the GPU idle, beside best-effort programs."""
