@@ -4,25 +4,21 @@ readme_example  a server and a trainer in one process, in regions, making no str
 backlog         twenty starts of a trainer that never synchronises, and then of a server
 launcher        CPU time of the launcher thread beside transformer training, with the gate on and off, and requests
 beside training whose launcher sleeps and beside training whose launcher spins, in turns
-ddp             training across two GPUs, a latency client on each; left out where there are not two
-ci              how long CI took: --ci-s, or --ci-log with what scripts/test.sh printed
+
+Its rows `ddp` are of before `several_gpus`, its row `ci_s` of before `reach`.
 """
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from cudasched.demo.harness import HEAD_START_S, Child, HarnessError, Pool, Run, WorkerSpec, percentile
+from cudasched.demo.harness import Child, Pool, Run, WorkerSpec, percentile
 
-from benchmarks import meta
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
 from benchmarks.lab.processes import (
-    HANG_S,
     Processes,
     ask,
     brief,
@@ -30,13 +26,11 @@ from benchmarks.lab.processes import (
     in_processes,
     latencies,
     p99,
-    ranks_environment,
     served,
-    trained,
 )
 from benchmarks.lab.programs import counted
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals, Session
+from benchmarks.lab.session import Done, Found, Goals
 
 RATE_HZ = 60.0
 NEVER = 10**9
@@ -56,14 +50,11 @@ GOALS: Goals = {
     "backlog_pooled_p99_over_bound": (1.05, "less"),
     "backlog_worst_p99_over_bound": (1.3, "less"),
     "backlog_untracked": (0.0, "less"),
-    "ddp_p99_ratio": (1.6, "less"),
-    "ddp_best_effort": (0.9, "more"),
     "launcher_cpu_gated": (0.25, "less"),
     "launcher_cpu_busy": (0.25, "less"),
     "launcher_cpu_spinning": (0.0, "more"),  # no goal: it shows that the one beside which the other is measured spins
     "launcher_p50_of_spinning": (1.03, "less"),
     "launcher_p99_of_spinning": (1.03, "less"),
-    "ci_s": (1200.0, "less"),
 }
 
 # ---- one process, regions, no bound stream ----
@@ -281,117 +272,13 @@ def find_launcher(done: Done) -> Found:
     return found
 
 
-# ---- several GPUs ----
-
-
-def measure_ddp(lab: Processes) -> None:
-    """Training across two GPUs and a server on each: each kind alone, then both under cudasched, training first."""
-    options, done = lab.session.options, lab.session.store.done
-    devices = ["0", "1"] if lab.session.rehearsal else meta.gpus()[:2]
-    if len(devices) < 2:
-        lab.session.say("ddp: left out, there are not two GPUs")
-        return
-    alone_s = max(10.0, options.seconds) if not lab.session.rehearsal else options.seconds
-    if "ddp/latency_alone" not in done:
-        lab.session.need(15.0 + alone_s)
-        servers = [lab.server(environment={"CUDA_VISIBLE_DEVICES": device}) for device in devices]
-        built(*servers)
-        each = latencies(servers, alone_s, seed=0)
-        lab.session.store.keep("ddp/latency_alone", each)
-        lab.session.say(f"ddp latency_alone: {', '.join(map(brief, each))}")
-        lab.end(*servers)
-    if "ddp/best_effort_alone" not in done:
-        lab.session.need(20.0 + alone_s)
-        ranks = _ranks(lab, devices, None)
-        per_s, _ = trained(ranks[0], alone_s, lambda: time.sleep(alone_s + HEAD_START_S))
-        lab.session.store.keep("ddp/best_effort_alone", per_s * lab.session.backend.scale)
-        lab.session.say(f"ddp best_effort_alone: {per_s * lab.session.backend.scale:.1f}/s")
-        lab.end(*ranks)
-    for run in range(options.ddp_runs):
-        if f"ddp/both/{run}" in done:
-            continue
-        lab.session.need(18.0 + options.ddp_seconds)
-        ranks = _ranks(lab, devices, "best-effort")
-        servers = [
-            lab.server(client_class="latency", table="ddp", environment={"CUDA_VISIBLE_DEVICES": device})
-            for device in devices
-        ]
-        built(*servers)
-        answers: list[list[list[float]]] = []
-        per_s, gap_s = trained(
-            ranks[0],
-            options.ddp_seconds,
-            lambda: answers.append(latencies(servers, options.ddp_seconds, seed=1 + run)),  # noqa: B023
-        )
-        if gap_s > HANG_S:
-            raise HarnessError(f"ddp: training came to no reading of its loss for {gap_s:.0f} s")
-        states = [ask(rank, "state") for rank in ranks]
-        kept = {"latency_ms": answers[0], "per_s": per_s * lab.session.backend.scale, "longest_gap_s": gap_s}
-        kept["states"] = states
-        lab.session.store.keep(f"ddp/both/{run}", kept)
-        lab.session.say(
-            f"ddp both {run}: {', '.join(map(brief, answers[0]))}, {kept['per_s']:.1f}/s, longest gap {gap_s:.1f} s, "
-            f"{sum(state.get('unmet_collectives', 0) for state in states)} unmet collectives"
-        )
-        lab.end(*ranks, *servers)
-
-
-def _ranks(lab: Processes, devices: Sequence[str], client_class: str | None) -> list[Child]:
-    """Training across the GPUs, running: a process on each, with what torchrun puts into its environment."""
-    ranks, first = [], ranks_environment(devices)
-    for rank in map(str, range(len(devices))):
-        environment = {**first, "RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(lab.program("torch_ddp_resnet50", client_class, table="ddp", environment=environment))
-    built(*ranks)
-    for child in ranks:
-        ask(child, "start")
-    return ranks
-
-
-def find_ddp(done: Done) -> Found:
-    """The worst GPU's P99 over its own alone, and the least of the runs' training of what both servers leave."""
-    runs, alone = _parts(done, "ddp/both/"), done.get("ddp/latency_alone")
-    alone_per_s = done.get("ddp/best_effort_alone")
-    if not (runs and alone and alone_per_s):
-        return {}
-    duties = [RATE_HZ * statistics.fmean(values) / 1e3 for values in alone]
-    ratios = [p99(values) / p99(own) for part in runs for values, own in zip(part["latency_ms"], alone, strict=True)]
-    kept = [part["per_s"] / alone_per_s / (1 - sum(duties)) for part in runs]
-    requests = sum(len(values) for part in runs for values in part["latency_ms"])
-    return {
-        "ddp_p99_ratio": (max(ratios), min(ratios), max(ratios), requests),
-        "ddp_best_effort": (min(kept), min(kept), max(kept), len(runs)),
-    }
-
-
-# ---- CI ----
-
-
-def measure_ci(session: Session) -> None:
-    """What was told."""
-    seconds = session.options.ci_s
-    if session.options.ci_log is not None:
-        said = re.findall(r"^(?:passed|FAILED): .* \((\d+) s\)$", session.options.ci_log.read_text(), re.MULTILINE)
-        if not said:
-            raise HarnessError(f"{session.options.ci_log}: not the closing lines of scripts/test.sh")
-        seconds = float(said[-1])
-    if seconds is not None:
-        session.store.keep("ci/seconds", seconds)
-
-
-def find_ci(done: Done) -> Found:
-    """The seconds."""
-    seconds = done.get("ci/seconds")
-    return {"ci_s": (seconds, seconds, seconds, 1)} if seconds is not None else {}
-
-
 def _parts(done: Done, prefix: str) -> list[Any]:
     return [value for key, value in done.items() if key.startswith(prefix)]
 
 
 def find(done: Done) -> Found:
     """All figures of what was measured."""
-    return {**find_readme_example(done), **find_backlog(done), **find_launcher(done), **find_ddp(done), **find_ci(done)}
+    return {**find_readme_example(done), **find_backlog(done), **find_launcher(done)}
 
 
 BENCHMARK = Benchmark(
@@ -400,8 +287,6 @@ BENCHMARK = Benchmark(
         "readme_example": in_processes(measure_readme_example),
         "backlog": in_processes(measure_backlog),
         "launcher": in_processes(measure_launcher),
-        "ddp": in_processes(measure_ddp),
-        "ci": measure_ci,
     },
     goals=GOALS,
     find=find,
@@ -412,9 +297,5 @@ BENCHMARK = Benchmark(
         "batch": BATCH,
         "join_seconds": 1.5,
         "launcher_pairs": (6, 1),
-        "ddp_seconds": (240.0, 3.0),
-        "ddp_runs": (2, 1),
-        "ci_s": float,
-        "ci_log": Path,
     },
 )

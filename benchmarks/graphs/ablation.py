@@ -23,10 +23,11 @@ from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Arm, HarnessError
 
 from benchmarks.colocation.cells import Cell, CellFile
+from benchmarks.colocation.rows import results
 from benchmarks.graphs.loads import ABLATED
 from benchmarks.graphs.summary import PREDICTORS, ablation_table
 from benchmarks.lab.fleet import Fleet, Mode, Place
-from benchmarks.lab.programs import Runner, Scene, results, settings
+from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import report
 from benchmarks.preempt.benchmark import ALONE, PreemptFleet

@@ -1,1 +1,1 @@
-"""What damaged files do to the programs that use them, and what an installation costs."""
+"""What damaged files do to the programs that use them."""

@@ -1,44 +1,12 @@
-"""What damaged files do, how long an import takes and how large the wheel is: benchmarks/results/hardening.json.
-
-Takes about half an hour; the wheel has a figure where `--wheel` names it.
-"""
+"""What damaged files do: benchmarks/results/hardening.json. Takes about half an hour."""
 
 from __future__ import annotations
 
-import statistics
-import subprocess
-import sys
-import time
 from functools import partial
-from pathlib import Path
 
 from benchmarks.hardening import damage, tables
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session
-
-IMPORTS = 30
-
-
-def wheel(session: Session) -> Found:
-    """Its size."""
-    if session.options.wheel is None:
-        return {}
-    size = session.options.wheel.stat().st_size / 1e6
-    return {"wheel_MB": (size, size, size, 1)}
-
-
-def imported(session: Session) -> Found:
-    """What `import cudasched` adds to starting Python, in processes that take turns; there is no driver."""
-    del session
-
-    def started(code: str) -> float:
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True)
-        return (time.perf_counter() - began) * 1e3
-
-    started("import cudasched")
-    times = [started("import cudasched") - started("pass") for _ in range(IMPORTS)]
-    return {"import_ms": (statistics.median(times), min(times), max(times), IMPORTS)}
 
 
 def failed(session: Session, figure: str, count: int, why: list[str]) -> Found:
@@ -61,19 +29,15 @@ def damaged_files(session: Session, kind: str) -> Found:
 
 
 BENCHMARK = Benchmark(
-    about="damaged files, the time of an import and the size of the wheel",
+    about="damaged files",
     groups={
-        "wheel": wheel,
-        "import": imported,
         "tables": damaged_tables,
         **{kind: partial(damaged_files, kind=kind) for kind in damage.FILES},
     },
     goals={
-        "wheel_MB": (4.0, "less"),
-        "import_ms": (80.0, "less"),
         "damaged_tables_failed": (0.0, "less"),
         **{f"damaged_{kind}_failed": (0.0, "less") for kind in damage.FILES},
     },
-    settings={"count": (5000, 40), "wheel": Path},
+    settings={"count": (5000, 40)},
     gpu=False,
 )

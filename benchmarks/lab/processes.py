@@ -20,7 +20,7 @@ ANSWER_S = 60.0
 #: Training that comes to no reading of its loss for so long hangs.
 HANG_S = 30.0
 #: Programs of the breadth benchmark and the simulated loads that stand for them in a rehearsal.
-SIMULATED = {"transformers_llama": "transformer", "torch_long_kernels": "gemm", "torch_ddp_resnet50": "resnet50"}
+SIMULATED = {"transformers_llama": "transformer", "torch_long_kernels": "gemm"}
 
 
 class Processes:

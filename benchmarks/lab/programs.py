@@ -23,14 +23,10 @@ from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import HEAD_START_S, Arm, Backend, HarnessError, percentile
 
 from benchmarks.breadth.programs import Program
-from benchmarks.colocation import rows as colocation_rows
-from benchmarks.colocation.cells import BUSY, KERNELS, Cell, CellFile, Outcome
-from benchmarks.figures import best_effort_of_time_slices
+from benchmarks.colocation.cells import BUSY, KERNELS, Cell
 from benchmarks.lab.fleet import SIMULATED_SERVERS, Fleet, Place
-from benchmarks.lab.intervals import LEAST_FOR_P99
 from benchmarks.lab.processes import ANSWER_S, per_second
 from benchmarks.lab.session import Session
-from benchmarks.results.schema import ColocationRow, Results
 
 #: A cell is long enough for so many readings of a program's loss, and made no longer than the second figure for them.
 READINGS, LONGEST_S = 3.5, 20.0
@@ -427,79 +423,12 @@ def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
     return told | {f"graphs_whole_{why}": graphs for why, graphs in after.get("graphs_whole", {}).items()}
 
 
-def results(cells: CellFile, arms: Mapping[str, Arm] = ALL_ARMS) -> Results:
-    """A row for each arm of each program, server and repeat of a scene.
-
-    What a program does alone stands beside each server; `alone` of a server is of the same program, and repeat.
-
-    Raises:
-        ValueError: The cells say nothing of where they come from.
-    """
-    if cells.meta is None:
-        raise ValueError(f"{cells.path}: no meta")
-    alone: dict[tuple[str, int, str], list[Outcome]] = {}
-    groups: dict[tuple[str, int, str, str, str], list[Outcome]] = {}
-    profiles: list[Outcome] = []
-    for outcome in cells.outcomes.values():
-        cell = outcome.cell
-        if outcome.result is None:
-            continue
-        if cell.arm in PROFILES:
-            profiles.append(outcome)
-        elif not arms[cell.arm].latency:
-            alone.setdefault((cell.scene, cell.repeat, cell.best_effort), []).append(outcome)
-        else:
-            key = cell.scene, cell.repeat, cell.best_effort, cell.latency, cell.rates_hz
-            groups.setdefault(key, []).append(outcome)
-    rows: list[ColocationRow] = []
-    for (scene, repeat, programs, _, _), outcomes in groups.items():
-        spread = CellFile(cells.path.with_suffix(".spread"), cells.meta)
-        like = outcomes[0].cell
-        singles = [alone.get((scene, repeat, name), []) for name in programs.split("+")]
-        for outcome in (*outcomes, *profiles):
-            spread.add(outcome)
-        if len(singles) == 1:
-            for outcome in singles[0]:
-                own = outcome.cell
-                cell = dataclasses.replace(like, arm=own.arm, lead_us=own.lead_us, repeat=own.repeat)
-                spread.add(dataclasses.replace(outcome, cell=cell))
-        elif all(singles):
-            rates = {name: rate for each in singles for name, rate in _rates(each[0]).items()}
-            cell = dataclasses.replace(like, arm="best_effort_alone", lead_us=0.0)
-            spread.add(Outcome(cell, {"latency": {}, "best_effort_per_s": rates}, None, outcomes[0].date))
-            for name, rate in rates.items():  # what several do together is counted in the time of a step of each alone
-                took = {"kernel_us": [[1e6 / rate, 1]], "per_item_us": 1e6 / rate}
-                spread.add(Outcome(Cell.kernels(name), took, None, outcomes[0].date))
-        made = colocation_rows.results(spread, arms).colocations
-        rows += [row.model_copy(update={"scene": scene, "repeat": repeat}) for row in made]
-    made_of = Results(meta=cells.meta, rows=rows)
-    return made_of.model_copy(update={"rows": [stated(made_of, row) for row in rows]})
-
-
-def stated(results: Results, row: ColocationRow) -> ColocationRow:
-    """A repeat's row with its percentiles, the number of its requests, and best effort of time slices.
-
-    P99 and its ratio are None for fewer requests than bear one.
-    """
-    found: dict[str, object] = {"best_effort_of_time_slices": best_effort_of_time_slices(results, row)}
-    if row.latency_ms:
-        found |= {name: getattr(row.latency_ms, name) for name in ("p50", "p95", "p99", "max")}
-        found["requests"] = row.latency_ms.n
-        if row.latency_ms.n < LEAST_FOR_P99:
-            found |= {"p99": None, "p99_ratio": None}
-    return row.model_copy(update=found)
-
-
 def configured_lead_us(backend: Backend) -> float | str:
     """The lead of arms with cudasched, or auto."""
     if "CUDASCHED_LEAD_US" in backend.settings:
         return float(backend.settings["CUDASCHED_LEAD_US"]) / backend.scale
     lead_us = os.environ.get("CUDASCHED_LEAD_US") or str(Config().lead_us)
     return lead_us if lead_us == "auto" else float(lead_us)
-
-
-def _rates(outcome: Outcome) -> dict[str, float]:
-    return dict((outcome.result or {})["best_effort_per_s"])
 
 
 def settings(scene: str, seconds: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cudasched.demo.harness import ARMS as ALL_ARMS
 from cudasched.demo.harness import Arm
 
 from benchmarks.colocation.cells import CellFile
+from benchmarks.colocation.rows import results as rows_of
 from benchmarks.figures import few_requests, p50_of_alone
 from benchmarks.lab.intervals import Interval, of_repeats, too_few
 from benchmarks.preempt.programs import LONG_KERNELS
@@ -98,10 +99,8 @@ def results(cells: CellFile) -> Results:
     Raises:
         ValueError: The cells say nothing of where they come from.
     """
-    from benchmarks.lab import programs  # which needs no tables
-
     names = {cell.arm for cell in cells.outcomes}
-    return programs.results(cells, arms_of(sorted(names, key=lambda arm: (arm not in SHOWN, arm))))
+    return rows_of(cells, arms_of(sorted(names, key=lambda arm: (arm not in SHOWN, arm))))
 
 
 def is_preempt(results: Results) -> bool:

@@ -33,11 +33,6 @@ def measured() -> dict[str, Any]:
         "launcher/spins/0": LAUNCHER | {"cpu": 0.9, "latency_ms": [1.0] * 90 + [2.0] * 10},
         "launcher/spins/1": LAUNCHER | {"cpu": 1.0, "latency_ms": [1.0] * 90 + [4.0] * 10},
         "launcher/sleeps/1": LAUNCHER | {"cpu": 0.3, "latency_ms": [1.02] * 90 + [3.0] * 10},
-        "ddp/latency_alone": [[1.0] * 50, [2.0] * 50],
-        "ddp/best_effort_alone": 50.0,
-        "ddp/both/0": {"latency_ms": [[1.5] * 50, [2.0] * 50], "per_s": 40.0, "longest_gap_s": 1.0},
-        "ddp/both/1": {"latency_ms": [[1.2] * 50, [3.4] * 50], "per_s": 38.0, "longest_gap_s": 1.0},
-        "ci/seconds": 1100.0,
     }
 
 
@@ -56,9 +51,6 @@ def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
     assert rows["backlog_worst_p99_over_bound"].value == pytest.approx(4.0 / bound, rel=0.01)
     assert rows["backlog_pooled_p99_over_bound"].n == 200
     assert (rows["backlog_untracked"].value, rows["backlog_untracked"].n) == (3, 2)
-    # The worst GPU of the worst run, each over its own alone; both servers' duties are taken off.
-    assert rows["ddp_p99_ratio"].value == pytest.approx(1.7)
-    assert rows["ddp_best_effort"].value == pytest.approx(38 / 50 / (1 - 0.06 - 0.12))
     asleep = rows["launcher_cpu_gated"]
     assert (asleep.value, asleep.low, asleep.high, asleep.n) == pytest.approx((0.2, 0.1, 0.3, 16))
     assert (rows["launcher_cpu_busy"].value, rows["launcher_cpu_spinning"].value) == pytest.approx((0.5, 0.95))
@@ -66,21 +58,20 @@ def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
     tail = rows["launcher_p99_of_spinning"]
     assert (tail.value, tail.low, tail.high, tail.n) == pytest.approx((3 / 4, 3 / 4, 3 / 2, 200))
     assert rows["launcher_p50_of_spinning"].high == pytest.approx(1.02)
-    assert rows["ci_s"].value == 1100
 
 
 def test_a_missed_goal_says_what_limits_it_and_a_met_one_says_nothing() -> None:
-    rows = by_name(measured(), {"ddp_p99_ratio": "the peers' collectives", "ci_s": "nothing"})
-    assert rows["ddp_p99_ratio"].limited_by == "the peers' collectives"
+    rows = by_name(measured(), {"backlog_untracked": "a trainer", "launcher_cpu_gated": "nothing"})
+    assert rows["backlog_untracked"].limited_by == "a trainer"
     assert rows["launcher_cpu_busy"].limited_by == NOT_EXPLAINED
-    assert rows["ci_s"].met and rows["ci_s"].limited_by == ""
+    assert rows["launcher_cpu_gated"].met and rows["launcher_cpu_gated"].limited_by == ""
     assert [row.met for row in rows.values()] == [not row.limited_by for row in rows.values()]
 
 
 def test_what_was_not_measured_has_no_row() -> None:
     done = measured()
-    del done["ddp/best_effort_alone"], done["backlog/kernels"], done["launcher/busy"]
-    missing = {"ddp_p99_ratio", "ddp_best_effort", "launcher_cpu_busy"} | {n for n in GOALS if n.startswith("backlog")}
+    del done["backlog/kernels"], done["launcher/busy"]
+    missing = {"launcher_cpu_busy"} | {n for n in GOALS if n.startswith("backlog")}
     assert set(GOALS) - set(by_name(done)) == missing
     # A turn without its twin is no comparison.
     del done["launcher/spins/0"], done["launcher/sleeps/1"]
@@ -89,26 +80,14 @@ def test_what_was_not_measured_has_no_row() -> None:
     assert find({}) == {}
 
 
-def test_ci_is_read_from_what_the_test_script_prints(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("something (3 s)\npassed: lint, cpp (12 s)\nmore\npassed: lint, cpp, python (1187 s)\n")
-    out = tmp_path / "core.json"
-    assert run("core", ["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 0
-    (row,) = load(out).rows
-    assert isinstance(row, FigureRow) and (row.figure, row.value, row.met) == ("ci_s", 1187, True)
-    log.write_text("nothing of the kind")
-    assert run("core", ["--rehearse", "--out", str(out), "--only", "ci", "--ci-log", str(log)]) == 1
-    assert load(out).rows == [row], "what was measured before stays"
-
-
 def test_a_rehearsal_has_every_figure_and_a_rerun_does_what_is_missing(
     tmp_path: Path, simulated_driver: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "core.json"
-    common = ["--rehearse", "--out", str(out), "--ci-s", "1100"]
-    short = ["--seconds", "1.5", "--starts", "2", "--batch", "1", "--ddp-seconds", "2"]
+    common = ["--rehearse", "--out", str(out)]
+    short = ["--seconds", "1.5", "--starts", "2", "--batch", "1"]
     assert run("core", [*common, *short, "--minutes", "0.1"]) == TIME_RAN_OUT, "nothing fits"
-    assert [row.figure for row in load(out).rows] == ["ci_s"]
+    assert not out.exists()
     # A busy machine starves a program until there is nothing to count; that group is tried again.
     assert 0 in (run("core", [*common, *short]) for _ in range(TRIES)), capsys.readouterr().out
     rows = load(out).rows
