@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from cudasched import demo
@@ -37,79 +36,11 @@ def nowhere(tmp_path):
 
 
 def test_arms_share_workers_where_they_can():
-    specs = {name: workers_of(arm, "bert_graph", "gemm") for name, arm in ARMS.items()}
+    names = ("latency_alone", "best_effort_alone", "processes", "best_effort_alone_hooked", "cudasched_two_processes")
+    specs = {name: workers_of(ARMS[name], "bert_graph", "gemm") for name in names}
     assert specs["latency_alone"] + specs["best_effort_alone"] == specs["processes"]
-    assert specs["latency_alone_hooked"][0] == specs["cudasched_two_processes"][0]
-    assert specs["mps"][0] == specs["mps_priority"][0] and specs["mps"][1] != specs["mps_priority"][1]
-    assert len(specs["one_process_priority"]) == len(specs["cudasched_one_process"]) == 1
-    history = specs["cudasched_two_processes_history"]
-    assert history[0] == specs["cudasched_two_processes"][0] and history[1] != specs["cudasched_two_processes"][1]
-    assert specs["cudasched_one_process_history"] != specs["cudasched_one_process"]
-    # A hint comes from the program; the best-effort side and threads of one process are what they are without it.
-    assert specs["cudasched_two_processes_hint"][0] != specs["cudasched_two_processes"][0]
-    assert specs["cudasched_two_processes_hint"][1] == specs["cudasched_two_processes"][1]
-    assert specs["cudasched_one_process_hint"] == specs["cudasched_one_process"]
-    assert specs["latency_alone_hint"] == specs["latency_alone"]
-
-
-def test_several_loads_are_a_process_each_or_threads_of_one():
-    apart = workers_of(ARMS["processes"], "bert_graph+mlp", "gemm+elementwise")
-    assert [(spec.latency, spec.best_effort) for spec in apart] == [
-        ("bert_graph", None),
-        ("mlp", None),
-        (None, "gemm"),
-        (None, "elementwise"),
-    ]
-    (together,) = workers_of(ARMS["cudasched_one_process"], "bert_graph+mlp", "gemm+elementwise")
-    assert (together.latency, together.best_effort) == ("bert_graph+mlp", "gemm+elementwise")
-
-
-def test_workers_of_other_arms_do_not_meet_in_one_table():
-    company = {name: {spec.company for spec in workers_of(arm, "mlp", "gemm")} for name, arm in ARMS.items()}
-    assert company["cudasched_two_processes"] == company["cudasched_two_processes_hint"] == {"two_processes"}
-    assert company["cudasched_two_processes_slack"] == {"two_processes_slack"}
-    assert company["best_effort_alone_hooked"] == {"apart"}
-    assert len({*company["cudasched_one_process"], *company["cudasched_mps"], "two_processes"}) == 3
-
-
-def test_workers_of_history_alone_have_no_model_and_the_others_the_users(nowhere, monkeypatch):
-    monkeypatch.setenv("CUDASCHED_MODEL", "/models")
-    seen = {}
-
-    class Process:
-        pid, stdout = 0, ()
-
-        def __init__(self, command, env, **_):
-            seen[env["CUDASCHED_NAME"]] = env["CUDASCHED_MODEL"]
-
-    monkeypatch.setattr(harness.subprocess, "Popen", Process)
-    for arm in ("cudasched_two_processes", "cudasched_two_processes_history", "cudasched_one_process_history"):
-        for spec in workers_of(ARMS[arm], "bert_graph", "bert_varying"):
-            harness.Worker(spec, nowhere, {})
-    assert {model for name, model in seen.items() if "history_only" in name} == {"off"}
-    assert {model for name, model in seen.items() if "history_only" not in name} == {"/models"}
-    assert len(seen) == 4
-
-
-def test_mps_clients_have_the_daemons_directories_and_managed_ones_their_own_priority(nowhere, monkeypatch):
-    class Daemon:
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": "/pipe"}  # noqa: RUF012
-
-        def leave(self):
-            pass
-
-    monkeypatch.setattr(harness.mps, "join", lambda directory: Daemon())
-    with Pool(nowhere) as pool:
-        found = {
-            name: [pool._environment(spec) for spec in workers_of(ARMS[name], "mlp", "gemm")]
-            for name in ("mps", "mps_priority", "cudasched_mps", "cudasched_mps_hint", "processes")
-        }
-    for name in ("mps", "mps_priority", "cudasched_mps", "cudasched_mps_hint"):
-        assert [client["CUDA_MPS_PIPE_DIRECTORY"] for client in found[name]] == ["/pipe"] * 2
-    assert [client["CUDA_MPS_CLIENT_PRIORITY"] for client in found["mps_priority"]] == ["0", "1"]
-    for client in found["cudasched_mps"] + found["cudasched_mps_hint"]:
-        assert "CUDA_MPS_CLIENT_PRIORITY" not in client and client["CUDASCHED_RUN_DIR"].endswith("/mps")
-    assert found["processes"] == [{}, {}]
+    assert specs["best_effort_alone_hooked"][0] == specs["cudasched_two_processes"][1] != specs["processes"][1]
+    assert [spec.managed for spec in specs["cudasched_two_processes"]] == [True, True]
 
 
 def test_a_worker_that_cannot_start_shows_its_stderr(nowhere):
@@ -176,23 +107,6 @@ def test_a_worker_killed_between_runs_is_replaced(backend):
     # Those of the lead-in are served and not counted.
     times = schedule("poisson", 400, (LEAD_IN_S + 0.5) / backend.scale, 0)
     assert len(latency_ms) == sum(at * backend.scale >= LEAD_IN_S for at in times) < len(times)
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_the_threads_of_a_role_have_its_cores_in_one_process_too(backend):
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    backend.cores = {"latency": [first], "best_effort": [second]}
-    (spec,) = workers_of(ARMS["cudasched_one_process"], "mlp", "gemm")
-    with Pool(backend) as pool:
-        assert pool.start([spec], GENEROUS_S) == {}
-        process = pool._workers[spec]._process.pid
-        pool.run([spec], Run(0.5, rates_hz="400"))
-        names = {
-            int(task.name): (task / "comm").read_text().strip() for task in Path(f"/proc/{process}/task").iterdir()
-        }
-        launchers = [number for number, name in names.items() if name == "cudasched-queue"]
-        assert os.sched_getaffinity(process) == {first}, "the thread that serves"
-        assert [os.sched_getaffinity(number) for number in launchers] == [{second}]
 
 
 def test_a_worker_killed_within_a_run_is_an_error_not_a_hang(backend):

@@ -1,6 +1,6 @@
-"""Runs cells of a colocation: an arm (who shares the GPU, and how) with its loads, once, with warm workers.
+"""Runs an arm (who shares the GPU, and how) with its loads, once, with warm workers; and what benchmarks share with it.
 
-Serves `cudasched demo` and benchmarks/colocation alike. A worker is one process of client.py. The pool starts a cell's
+A worker of `cudasched demo` is one process of client.py. The pool starts a cell's
 workers, in parallel, and keeps them until told otherwise. One thread drives the pool. A worker that dies, hangs or
 cannot start is an exception that carries the end of its stderr. Every worker is gone when the pool is closed.
 """
@@ -17,14 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cudasched import mps
 from cudasched._preload import removed
 from cudasched._scratch import Scratch
 from cudasched.config import VARIABLES, Config
@@ -64,11 +62,8 @@ class Arm:
         latency: Requests are served in this arm.
         best_effort: Best-effort work runs in this arm.
         managed: By cudasched.
-        low_priority: The best-effort process is an MPS client of low priority.
-        history_only: cudasched predicts from a launch's history alone, without trees.
         hint_ms: Requests are prepared for so long; their region is entered so long before their due time.
         policy: cudasched's.
-        whole_graphs: cudasched cuts no graphs.
     """
 
     name: str
@@ -76,22 +71,8 @@ class Arm:
     latency: bool = True
     best_effort: bool = True
     managed: bool = False
-    low_priority: bool = False
-    history_only: bool = False
     hint_ms: float = 0.0
     policy: str = "strict"
-    whole_graphs: bool = False
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether the arm is measured only on request."""
-        other_base = self.offload_alone and self.mode == "mps"
-        return self.history_only or self.hint_ms > 0 or self.policy != "strict" or self.whole_graphs or other_base
-
-    @property
-    def offload_alone(self) -> bool:
-        """Whether cudasched has nothing to do but to offload: no latency client is on the device."""
-        return self.managed and not self.latency
 
 
 #: How long a request of a `_hint` arm is prepared within its region.
@@ -104,24 +85,19 @@ ARMS = {
         Arm("best_effort_alone", "two_processes", latency=False),
         Arm("processes", "two_processes"),
         Arm("mps", "mps"),
-        Arm("mps_priority", "mps", low_priority=True),
-        Arm("one_process_priority", "one_process"),
+        Arm("mps_priority", "mps"),
         Arm("cudasched_two_processes", "two_processes", managed=True),
         Arm("cudasched_one_process", "one_process", managed=True),
         Arm("cudasched_mps", "mps", managed=True),
-        Arm("latency_alone_hooked", "two_processes", best_effort=False, managed=True),
         Arm("best_effort_alone_hooked", "two_processes", latency=False, managed=True),
         Arm("best_effort_alone_mps", "mps", latency=False, managed=True),
-        Arm("cudasched_two_processes_history", "two_processes", managed=True, history_only=True),
-        Arm("cudasched_one_process_history", "one_process", managed=True, history_only=True),
         Arm("latency_alone_hint", "two_processes", best_effort=False, hint_ms=HINT_MS),
         Arm("cudasched_two_processes_hint", "two_processes", managed=True, hint_ms=HINT_MS),
         Arm("cudasched_mps_hint", "mps", managed=True, hint_ms=HINT_MS),
         Arm("cudasched_one_process_hint", "one_process", managed=True, hint_ms=HINT_MS),
         Arm("cudasched_two_processes_slack", "two_processes", managed=True, policy="slack"),
         Arm("cudasched_mps_slack", "mps", managed=True, policy="slack"),
-        Arm("cudasched_one_process_slack", "one_process", managed=True, policy="slack"),
-        Arm("cudasched_two_processes_whole", "two_processes", managed=True, whole_graphs=True),
+        Arm("cudasched_two_processes_whole", "two_processes", managed=True),
     )
 }
 
@@ -131,74 +107,26 @@ class WorkerSpec:
     """The properties that distinguish workers; equal specs share a worker.
 
     Attributes:
-        latency: The latency loads, joined by +.
-        best_effort: The best-effort loads, joined by +.
-        managed: By cudasched.
-        mps: An MPS client.
-        low_priority: Of low priority as such.
-        history_only: Predicts without trees.
-        regions: The program names its regions itself; else an unmodified program runs under `cudasched run`.
-        policy: cudasched's; empty: the default.
-        apart: No latency client shares its table, not even an idle one.
-        whole_graphs: Graphs are not cut.
+        latency: The latency load; None without one.
+        best_effort: The best-effort load; None without one.
+        managed: Runs under `cudasched run`.
     """
 
     latency: str | None
     best_effort: str | None
     managed: bool = False
-    mps: bool = False
-    low_priority: bool = False
-    history_only: bool = False
-    regions: bool = False
-    policy: str = ""
-    apart: bool = False
-    whole_graphs: bool = False
 
     @property
     def name(self) -> str:
         """For messages and for the client's display name."""
-        flags = ("managed", "mps", "low_priority", "history_only", "regions", "apart", "whole_graphs")
-        said = [self.latency, self.best_effort, self.policy, *(flag for flag in flags if getattr(self, flag))]
+        said = [self.latency, self.best_effort, "managed" if self.managed else None]
         return " ".join(word for word in said if word)
-
-    @property
-    def company(self) -> str:
-        """Workers of the same company meet in one table of cudasched's; idle ones of other arms are not in it."""
-        if self.apart:
-            return "apart"
-        mode = "one_process" if self.latency and self.best_effort else "mps" if self.mps else "two_processes"
-        return f"{mode}_{self.policy}" if self.policy else mode
 
 
 def workers_of(arm: Arm, latency: str, best_effort: str) -> list[WorkerSpec]:
-    """The workers that a cell of `arm` needs, those that serve requests first; loads are joined by +."""
-    mps = arm.mode == "mps"
-    policy = arm.policy if arm.managed and arm.policy != "strict" else ""
-    if arm.mode == "one_process":
-        common = {"history_only": arm.history_only, "regions": arm.managed}
-        return [WorkerSpec(latency, best_effort, arm.managed, policy=policy, **common)]
-    specs = []
-    if arm.latency:
-        # An unmodified program gives neither a hint nor a latency target for each request.
-        regions = arm.managed and (arm.hint_ms > 0 or arm.policy == "slack")
-        for load in latency.split("+"):
-            specs.append(WorkerSpec(load, None, arm.managed, mps, regions=regions, policy=policy))
-    if arm.best_effort:
-        for load in best_effort.split("+"):
-            specs.append(
-                WorkerSpec(
-                    None,
-                    load,
-                    arm.managed,
-                    mps,
-                    arm.low_priority,
-                    arm.history_only,
-                    policy=policy,
-                    apart=arm.offload_alone,
-                    whole_graphs=arm.whole_graphs,
-                )
-            )
-    return specs
+    """The workers that an arm of two processes needs, the one that serves requests first."""
+    serving = [WorkerSpec(latency, None, arm.managed)] if arm.latency else []
+    return [*serving, WorkerSpec(None, best_effort, arm.managed)] if arm.best_effort else serving
 
 
 @dataclass(frozen=True)
@@ -207,21 +135,15 @@ class Run:
 
     Attributes:
         seconds: Of the wall clock.
-        rates_hz: Requests a second of each latency load, joined by + in their order.
+        rates_hz: Requests a second, in digits.
         arrivals: The kind of arrivals.
         seed: Of the arrivals.
-        hint_ms: Requests' regions are entered so long before their due time.
-        slo_ms: Latency target of their regions, counted from the entry; 0: none.
-        keep_pace: How slow the host was is kept with each request.
     """
 
     seconds: float
     rates_hz: str = "60"
     arrivals: str = "poisson"
     seed: int = 0
-    hint_ms: float = 0.0
-    slo_ms: float = 0.0
-    keep_pace: bool = False
 
 
 @dataclass
@@ -234,9 +156,6 @@ class Backend:
         scale: Wall-clock seconds that a second of the device takes.
         settings: Environment of every worker, over this process's own.
         scratch: Where the simulated device lies, in the way of no other run.
-        loads: A file with other latency loads than the demo's (client.py); None: none.
-        cores: Which cores loads of the role `latency` or `best_effort` may use, in a worker that has both roles, too;
-            else all.
     """
 
     name: str = "torch"
@@ -244,8 +163,6 @@ class Backend:
     scale: float = 1.0
     settings: dict[str, str] = field(default_factory=dict)
     scratch: Scratch | None = None
-    loads: Path | None = None
-    cores: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
     def simulated(cls, driver: Path | None = None) -> Backend:
@@ -426,31 +343,16 @@ class Worker(Child):
 
     def __init__(self, spec: WorkerSpec, backend: Backend, extra_environment: Mapping[str, str]) -> None:
         self.spec = spec
-        hooked = spec.managed
-        environment = {**backend.environment(hooked), **extra_environment}
+        environment = {**backend.environment(spec.managed), **extra_environment}
         command = [sys.executable, str(CLIENT), "--backend", backend.name, "--time-scale", f"{backend.scale:g}"]
         if spec.latency:
             command += ["--latency", spec.latency]
         if spec.best_effort:
             command += ["--best-effort", spec.best_effort]
-        if spec.whole_graphs:
-            environment["CUDASCHED_GRAPH_SLICES"] = "off"
-        if backend.loads:
-            command += ["--loads", str(backend.loads)]
-        for role in (role for role, loads in (("latency", spec.latency), ("best_effort", spec.best_effort)) if loads):
-            if backend.cores.get(role):
-                command += [f"--{role.replace('_', '-')}-cores", ",".join(map(str, backend.cores[role]))]
-        if spec.history_only:
-            environment["CUDASCHED_MODEL"] = "off"
-        if spec.policy:
-            environment["CUDASCHED_POLICY"] = spec.policy
         if spec.managed:
             environment["CUDASCHED_NAME"] = spec.name[:63]
-            if spec.regions:
-                command.append("--managed")
-            else:
-                client_class = "latency" if spec.latency else "best_effort"
-                command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
+            client_class = "latency" if spec.latency else "best_effort"
+            command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
         super().__init__(spec.name, command, environment)
         self.startup_s = 0.0
 
@@ -469,8 +371,7 @@ class Pool:
         self._workers: dict[WorkerSpec, Worker] = {}
         self._failed: dict[WorkerSpec, HarnessError] = {}
         self._strikes: dict[WorkerSpec, int] = {}
-        self._mps: mps.Membership | None = None
-        self._tables = Scratch("demo", in_memory=True)
+        self._table = Scratch("demo", in_memory=True)
 
     def __enter__(self) -> Pool:
         return self
@@ -481,20 +382,17 @@ class Pool:
         self.close(grace_s=0.0 if kind else 5.0)
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Ends all workers and their services."""
+        """Ends all workers."""
         for worker in self._workers.values():
             worker.stop(grace_s)
         self._workers.clear()
-        if self._mps:
-            self._mps.leave()
-            self._mps = None
-        self._tables.close()
+        self._table.close()
 
     def start(self, specs: Iterable[WorkerSpec], timeout_s: float = START_TIMEOUT_S) -> dict[WorkerSpec, HarnessError]:
         """Starts the workers that are missing, all at once, and waits until they are warm.
 
         Returns:
-            Those that failed, which stay failed until `retire`, and why.
+            Those that failed, which stay failed, and why.
         """
         wanted = list(dict.fromkeys(specs))
         started = []
@@ -502,7 +400,8 @@ class Pool:
             if spec in self._failed or (spec in self._workers and self._workers[spec].alive):
                 continue
             try:
-                self._workers[spec] = Worker(spec, self.backend, self._environment(spec))
+                table = {"CUDASCHED_RUN_DIR": str(self._table.path)} if spec.managed else {}
+                self._workers[spec] = Worker(spec, self.backend, table)
                 started.append(spec)
             except (HarnessError, OSError) as error:
                 self._failed[spec] = HarnessError(str(error))
@@ -510,41 +409,24 @@ class Pool:
         for spec in started:
             try:
                 self._workers[spec].await_ready(max(0.1, deadline - time.monotonic()))
-                if spec.mps and self._mps and not self._mps.server_runs():
-                    raise HarnessError(f"worker [{spec.name}] runs, but no MPS server does: MPS does not work here")
             except HarnessError as error:
                 self._failed[spec] = error
                 self._workers.pop(spec).stop(grace_s=0.0)
         return {spec: self._failed[spec] for spec in wanted if spec in self._failed}
 
-    def retire(self, keep: Iterable[WorkerSpec] = ()) -> None:
-        """Ends all workers but `keep`, and gives failed ones another chance."""
-        kept = set(keep)
-        self._failed.clear()
-        self._strikes.clear()
-        leaving = [self._workers.pop(spec) for spec in list(self._workers) if spec not in kept]
-        threads = [threading.Thread(target=worker.stop) for worker in leaving]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
     def run(self, specs: list[WorkerSpec], run: Run) -> dict[str, Any]:
         """One run of these workers together.
 
         Returns:
-            The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load; where a worker has
-            cudasched, `counted` has the sums of the counters over `counted_s`.
+            The answers of all, in one (see client.py): `latency` and `best_effort_per_s`, by load.
 
         Raises:
             HarnessError: A worker failed; the next run replaces failed workers, but not twice.
         """
         self._require(specs)
-        serving = [load for spec in specs if spec.latency for load in spec.latency.split("+")]
-        rates_hz = dict(zip(serving, map(float, run.rates_hz.split("+")), strict=True)) if serving else {}
+        rates_hz = {spec.latency: float(run.rates_hz) for spec in specs if spec.latency}
         start_ns = time.monotonic_ns() + int(HEAD_START_S * 1e9)
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
-        counted: Counter[str] = Counter()
         try:
             for spec in specs:
                 self._workers[spec].tell(
@@ -554,15 +436,13 @@ class Pool:
                     seed=run.seed,
                     rates_hz=rates_hz,
                     arrivals=run.arrivals,
-                    hint_ms=run.hint_ms,
-                    slo_ms=run.slo_ms,
-                    keep_pace=run.keep_pace,
+                    hint_ms=0.0,
+                    slo_ms=0.0,
                 )
             for spec in specs:
                 answer = self._workers[spec].answer(run.seconds + ANSWER_SLACK_S)
                 for role, found in result.items():
                     found.update(answer[role])
-                counted.update(answer["counted"])
         except HarnessError as error:
             for spec in specs:
                 self._strikes[spec] = self._strikes.get(spec, 0) + 1
@@ -570,41 +450,7 @@ class Pool:
                     self._failed[spec] = error
             self._discard(specs)
             raise
-        return result | {"counted": dict(counted), "counted_s": answer["counted_s"]} if counted else result
-
-    def kernels(self, spec: WorkerSpec) -> dict[str, Any]:
-        """The kernel durations of a best-effort worker (see client.py); profiling leaves traces, so it is ended then.
-
-        Raises:
-            HarnessError: The worker failed.
-        """
-        return self._profile(spec, "kernels")
-
-    def _profile(self, spec: WorkerSpec, command: str, **arguments: Any) -> dict[str, Any]:
-        self._require([spec])
-        try:
-            self._workers[spec].tell(command, **arguments)
-            answer = self._workers[spec].answer(ANSWER_SLACK_S)
-        finally:
-            self._discard([spec])
-        del answer["event"]
-        return answer
-
-    def busy(self, spec: WorkerSpec) -> dict[str, Any]:
-        """How long a request of a latency worker keeps the GPU busy (see client.py); the worker is ended then, too.
-
-        Raises:
-            HarnessError: The worker failed.
-        """
-        return self._profile(spec, "busy")
-
-    def requests(self, spec: WorkerSpec, count: int) -> dict[str, Any]:
-        """Some requests of a latency worker, launch by launch (see client.py); the worker is ended then, too.
-
-        Raises:
-            HarnessError: The worker failed.
-        """
-        return self._profile(spec, "requests", count=count)
+        return result
 
     def _require(self, specs: list[WorkerSpec]) -> None:
         for spec, error in self.start(specs).items():
@@ -614,24 +460,6 @@ class Pool:
         for spec in specs:
             if spec in self._workers:
                 self._workers.pop(spec).stop(grace_s=0.0)
-
-    def _environment(self, spec: WorkerSpec) -> dict[str, str]:
-        """The additions of a worker's environment to the backend's."""
-        environment = {}
-        if spec.managed:
-            table = self._tables.path / spec.company
-            table.mkdir(mode=0o700, parents=True, exist_ok=True)
-            environment["CUDASCHED_RUN_DIR"] = str(table)
-        if spec.mps:
-            if self._mps is None:
-                try:
-                    self._mps = mps.join(self._tables.path / "service")
-                except mps.MpsError as error:
-                    raise HarnessError(str(error)) from error
-            environment.update(self._mps.environment)
-            if not spec.managed:
-                environment["CUDA_MPS_CLIENT_PRIORITY"] = "1" if spec.low_priority else "0"
-        return environment
 
 
 def percentile(values: Iterable[float], share: float) -> float:
