@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import random
 import statistics
@@ -50,27 +49,17 @@ def torch_run() -> Made:
 
 def simulated_run() -> Made:
     """A batch is a kernel of 300 us and 60 us a request."""
-    library = ctypes.CDLL("libcuda.so.1")
-    device, context, module, function = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    from cudasched.demo.simulated import Driver
 
-    def call(name: str, *arguments: object) -> None:
-        if status := getattr(library, name)(*arguments):
-            raise RuntimeError(f"{name} failed with status {status}")
-
-    call("cuInit", 0)
-    call("cuDeviceGet", ctypes.byref(device), 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    call("cuCtxSetCurrent", context)
-    image = b"cudasched-sim 1\nkernel batch params=4 block_us=param:0\n"
-    call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
-    call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"batch"))
+    driver = Driver()
+    driver.make_current()
+    functions = driver.functions([300 + 60 * count for count in range(1, SIZES[-1] + 1)], blocks=1)
+    stream = driver.stream(priority=0)
 
     def run(count: int) -> None:
-        call("cuCtxSetCurrent", context)  # on whichever thread
-        duration = ctypes.c_uint32(300 + 60 * count)
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
-        call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, arguments, None)
-        call("cuCtxSynchronize")
+        driver.make_current()  # on whichever thread
+        driver.launch(functions[300 + 60 * count], 1, stream)
+        driver.synchronize(stream)
 
     return run, lambda count: 0.3 + 0.06 * count
 
