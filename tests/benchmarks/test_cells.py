@@ -153,7 +153,7 @@ def test_the_bound_starts_from_the_hinted_arm_and_hinted_arms_are_compared_with_
 
 def test_a_target_that_the_regions_were_given_is_what_attainment_counts_against(tmp_path):
     cells = CellFile(tmp_path / "run.cells", META)
-    for arm, ms in (("latency_alone", 1.0), ("cudasched_one_process_slack", 1.9)):
+    for arm, ms in (("latency_alone", 1.0), ("cudasched_mps_slack", 1.9)):
         cells.add(outcome(dataclasses.replace(cell(arm), slo_ms=2.0), latency(ms)))
     (_, row) = results(cells).rows
     assert (row.policy, row.slo_ms, row.attainment) == ("slack", 2.0, 1.0)
