@@ -116,13 +116,10 @@ def counted(durations_us: list[float], items: int) -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """What cudasched has counted in this process, and the CPU time of its launcher threads."""
+    """What cudasched has counted in this process."""
     import cudasched
 
-    found = asdict(cudasched.state())
-    # An engine that does not tell has no figure for the driver's calls either: then they are in the threads' time.
-    found.setdefault("launcher_cpu_ns", launcher_threads_ns())
-    return found
+    return asdict(cudasched.state())
 
 
 class Builds:
@@ -162,17 +159,6 @@ class Builds:
             before = after
             if is_last:
                 return
-
-
-def launcher_threads_ns() -> int:
-    """CPU time of the threads that feed the driver, by their name."""
-    ticks = 0
-    for task in Path("/proc/self/task").iterdir():
-        name, _, fields = (task / "stat").read_text().partition("(")[2].rpartition(")")
-        if name.startswith("cudasched-queue"):
-            values = fields.split()
-            ticks += int(values[11]) + int(values[12])  # utime and stime: fields 14 and 15 of the whole line
-    return ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 SimulatedSteps = Callable[[str], tuple[Iterator[Any], Callable[[Any], object], Callable[[int], dict[str, Any]]]]

@@ -234,18 +234,11 @@ def _count_launcher(
     meanwhile()
     after, ended = ask(trainer, "state"), time.monotonic()
     told = counted(before, after)
-    included = "launcher_driver_ns" not in told
-    own_ns = told["launcher_cpu_ns"] - told.get("launcher_driver_ns", 0)
+    own_ns = told["launcher_cpu_ns"] - told["launcher_driver_ns"]
     cpu, launched = own_ns / 1e9 / (ended - began), told["best_effort_launches"] / (ended - began)
-    kept: dict[str, Any] = {
-        "cpu": cpu,
-        "launches_per_s": launched,
-        "seconds": ended - began,
-        "driver_calls_included": included,
-    }
+    kept: dict[str, Any] = {"cpu": cpu, "launches_per_s": launched, "seconds": ended - began}
     lab.session.store.keep(f"launcher/{part}", kept if latency is None else {**kept, "latency_ms": latency})
-    note = ", driver calls included" if included else ""
-    lab.session.say(f"launcher {part}: {cpu:.0%} of a core{note}, {launched:.0f} launches/s {brief(latency or [])}")
+    lab.session.say(f"launcher {part}: {cpu:.0%} of a core, {launched:.0f} launches/s {brief(latency or [])}")
 
 
 def find_launcher(done: Done) -> Found:

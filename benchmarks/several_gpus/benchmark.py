@@ -193,7 +193,7 @@ def killed(lab: Processes, devices: Sequence[str], seconds: float) -> dict[str, 
         kept["per_s"], kept["gap_s"] = trained(jobs[0], seconds, kill)
         pairs = losses()
         kept |= {"readings": len(pairs), "changed": sum(ours != theirs for ours, theirs in pairs)}
-        kept["unmet_collectives"] = ask(jobs[0], "state").get("unmet_collectives", 0)
+        kept["unmet_collectives"] = ask(jobs[0], "state")["unmet_collectives"]
     except (HarnessError, ValueError) as error:
         kept |= {"problem": str(error), "seconds": time.monotonic() - began}
     lab.session.say(f"{KILLS}: {kept}")

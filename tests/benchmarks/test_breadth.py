@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cudasched.demo.harness import Backend, HarnessError
 
-from benchmarks.breadth.program import Loop, counted, launcher_threads_ns
+from benchmarks.breadth.program import Loop, counted
 from benchmarks.breadth.programs import PROGRAMS
 from benchmarks.lab.fleet import Place
 from benchmarks.lab.processes import per_second
@@ -73,10 +73,6 @@ def test_what_cudasched_counted_is_the_difference_of_two_looks() -> None:
 
 def test_kernel_durations_are_counted_by_their_length() -> None:
     assert counted([1.04, 0.96, 7.0], 3) == {"kernel_us": [(1.0, 2), (7.0, 1)], "per_item_us": pytest.approx(3.0)}
-
-
-def test_a_process_without_a_launcher_thread_has_spent_no_time_on_one() -> None:
-    assert launcher_threads_ns() == 0
 
 
 def test_without_mps_its_cells_alone_fail(simulated_driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:

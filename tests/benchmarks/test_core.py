@@ -15,7 +15,7 @@ from benchmarks.lab.session import judged
 from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
 
 TRIES = 5
-LAUNCHER = {"launches_per_s": 1e4, "seconds": 8.0, "driver_calls_included": False}
+LAUNCHER = {"launches_per_s": 1e4, "seconds": 8.0}
 
 
 def measured() -> dict[str, Any]:
