@@ -14,6 +14,7 @@ from typing import Any
 from cudasched import simulate
 from cudasched.advise import beside
 
+from benchmarks.advise import replayed
 from benchmarks.advise.foresight import (
     BEST_EFFORT_WITHIN,
     MODE_OF,
@@ -23,7 +24,6 @@ from benchmarks.advise.foresight import (
     of_row,
     share_within,
 )
-from benchmarks.host_bound import replayed
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session
 from benchmarks.results.schema import RESULTS, ColocationRow, load

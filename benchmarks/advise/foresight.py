@@ -20,8 +20,9 @@ from cudasched.advise import beside
 from cudasched.demo.harness import CUDASCHED, DEFAULT_SCALE
 
 from benchmarks.colocation.cells import CellFile
+from benchmarks.colocation.rows import results
 from benchmarks.lab.fleet import Mode, Place
-from benchmarks.lab.programs import Runner, Scene, results, settings
+from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Goals, judged, report
 from benchmarks.preempt.benchmark import PreemptFleet
@@ -147,7 +148,6 @@ class ForesightRunner(Runner):
         )
     }
     fleet_type = ForesightFleet
-    named = True
 
     def rate_hz(self, server: str) -> float:
         """Requests a second of a server."""
