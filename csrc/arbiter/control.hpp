@@ -24,8 +24,17 @@ namespace cudasched::arbiter {
 class Table;
 
 // The settings that can be changed. Values are 32 bits: a Class, a priority, thousandths, a place in
-// schedule::policies(), MiB (0: no limit), a trace's length in ms (0: end). New settings are added at the end.
-enum class Setting : std::uint8_t { kClass = 0, kPriority = 1, kWeight = 2, kPolicy = 3, kMemoryLimit = 4, kTrace = 5 };
+// schedule::policies(), MiB (0: no limit), a trace's length in ms (0: end), 1 or 0 for parked. New settings are added
+// at the end.
+enum class Setting : std::uint8_t {
+  kClass = 0,
+  kPriority = 1,
+  kWeight = 2,
+  kPolicy = 3,
+  kMemoryLimit = 4,
+  kTrace = 5,
+  kParked = 6,
+};
 
 enum class Outcome : std::uint8_t {
   kNone = 0,

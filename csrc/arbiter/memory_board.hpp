@@ -28,17 +28,21 @@ struct alignas(64) SlotMemory {
   std::atomic<std::uint64_t> pool_reserved_bytes;
   std::atomic<std::uint64_t> pool_allocated_bytes;
   std::atomic<std::uint64_t> pool_largest_free_bytes;
-  std::atomic<std::uint32_t> gives;  // 1: it has a cache or a pool, and a thread that can empty that
-  std::uint32_t reserved;
+  std::atomic<std::uint64_t> movable_bytes;  // of a client that is asked: that it can move to the host's memory,
+  std::atomic<std::uint64_t> away_bytes;     // and that are there
+  std::atomic<std::uint32_t> gives;          // 1: it has a cache or a pool, and a thread that can empty that
+  std::atomic<std::uint32_t> request_moves;  // of a client that asks: 1: memory is to be moved, not only cached memory
 
   // The slot has a new owner.
   void clear() noexcept {
-    for (auto* const word : {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes,
-                             &refusals, &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes}) {
+    for (auto* const word :
+         {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes, &refusals,
+          &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes, &movable_bytes, &away_bytes}) {
       word->store(0, std::memory_order_relaxed);
     }
     request_until_ns.store(0, std::memory_order_relaxed);
     gives.store(0, std::memory_order_relaxed);
+    request_moves.store(0, std::memory_order_relaxed);
   }
 };
 

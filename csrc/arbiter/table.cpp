@@ -493,11 +493,13 @@ void Table::sleep_at(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::
 
 void Table::wake_all() noexcept { wake(*layout_); }
 
-bool Table::ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns) noexcept {
+bool Table::ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns,
+                           bool moves) noexcept {
   if (!state_->usable() || !state_->owns(slot)) return false;
   SlotMemory& words = memory(slot);
   words.request_bytes.store(bytes, std::memory_order_relaxed);
   words.request_until_ns.store(until_ns, std::memory_order_relaxed);
+  words.request_moves.store(moves ? 1 : 0, std::memory_order_relaxed);
   words.request.store(number, std::memory_order_release);
   layout_->memory.requests.fetch_or(bit_of(slot));
   return true;

@@ -39,7 +39,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 13;
+inline constexpr std::uint32_t kLayoutVersion = 14;
 static_assert(sizeof(Counts) == 13'952, "other counts (counts.inc) are another layout: change kLayoutVersion, too");
 inline constexpr int kTurnSlotShift = 56;
 inline constexpr std::uint32_t kOwnPolicy = 255;
@@ -216,7 +216,8 @@ class Table {
 
   // The client asks for memory from here on (arbiter/memory_board.hpp) / no longer does. Does nothing where the slot no
   // longer belongs to this Table: another client may own that slot and ask, too. False: no request was made.
-  bool ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns) noexcept;
+  bool ask_for_memory(int slot, std::uint64_t number, std::uint64_t bytes, std::int64_t until_ns,
+                      bool moves = false) noexcept;
   void end_request_for_memory(int slot) noexcept;
 
   // The same for MemoryBoard::sequence.

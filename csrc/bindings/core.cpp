@@ -181,6 +181,7 @@ PYBIND11_MODULE(_core, module) {
       .def_readonly("memory_bytes", &cudasched_client::memory_bytes)
       .def_readonly("memory_peak_bytes", &cudasched_client::memory_peak_bytes)
       .def_readonly("memory_limit_bytes", &cudasched_client::memory_limit_bytes)
+      .def_readonly("memory_away_bytes", &cudasched_client::memory_away_bytes)
       .def_readonly("memory_given_bytes", &cudasched_client::memory_given_bytes)
       .def_readonly("memory_refusals", &cudasched_client::memory_refusals)
       .def_readonly("pool_reserved_bytes", &cudasched_client::pool_reserved_bytes)

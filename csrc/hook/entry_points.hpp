@@ -55,6 +55,8 @@ enum class Meaning : std::uint8_t {
   kFree,
   kPeerAccess,  // the current context may use the memory of another
   kPoolAccess,
+  kNamesMemory,  // of memory that may be away: asks about it, or has the driver ask
+  kPinsMemory,   // other contexts or devices may use the memory from here on
 };
 
 // The places of arguments, from 0; -1: none, or not listed.

@@ -70,6 +70,8 @@ MEANINGS = (
     "free",
     "peer-access",
     "pool-access",
+    "names-memory",
+    "pins-memory",
 )
 #: What a guard cannot do, as it runs before the driver's function and knows no signature.
 NEED_HOOK = ("launch", "create-event", "destroy-event", "instantiate", "allocate")

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "driver/node_priorities.hpp"
 #include "driver/registry.hpp"
@@ -203,9 +204,9 @@ class Changing final : public runtime::Slices::UpdateQueue {
 template <typename Update>
 CUresult updated(CUgraphExec exec, CUgraph graph, Update&& update) noexcept {
   Changing changing(exec);
-  return changing.done(update_prioritised(exec, graph, update), [&](runtime::Slices::UpdateQueue* behind) {
-    runtime::engine().note_update(exec, graph, behind);
-  });
+  return changing.done(
+      driver::crossed([&] { return update_prioritised(exec, graph, update); }),
+      [&](runtime::Slices::UpdateQueue* behind) { runtime::engine().note_update(exec, graph, behind); });
 }
 
 CUresult update_v1(CUgraphExec exec, CUgraph graph, CUgraphNode* error_node, CUgraphExecUpdateResult* result) noexcept {
@@ -223,7 +224,7 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* re
 template <typename Call, typename Set>
 CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Call&& call, Set&& set) noexcept {
   Changing changing(exec);
-  return changing.done(call(), [&](runtime::Slices::UpdateQueue* behind) {
+  return changing.done(driver::crossed(call), [&](runtime::Slices::UpdateQueue* behind) {
     runtime::engine().slices().node_changed(exec, node, context, set, behind);
   });
 }
@@ -231,9 +232,10 @@ CUresult node_changed(CUgraphExec exec, CUgraphNode node, CUcontext context, Cal
 template <typename Call>
 CUresult child_changed(CUgraphExec exec, CUgraphNode node, CUgraph child, Call&& call) noexcept {
   Changing changing(exec);
-  return changing.done(update_prioritised(exec, child, call), [&](runtime::Slices::UpdateQueue* behind) {
-    runtime::engine().slices().child_changed(exec, node, child, behind);
-  });
+  return changing.done(driver::crossed([&] { return update_prioritised(exec, child, call); }),
+                       [&](runtime::Slices::UpdateQueue* behind) {
+                         runtime::engine().slices().child_changed(exec, node, child, behind);
+                       });
 }
 
 CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* parameters) noexcept {

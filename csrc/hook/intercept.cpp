@@ -11,6 +11,7 @@
 #include "base/loader.h"
 #include "base/log.hpp"
 #include "cudasched/engine.h"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "driver/registry.hpp"
 #include "hook/find_driver.h"
@@ -47,11 +48,12 @@ queue::Site find_site(CUstream stream, CUevent event) noexcept {
 // A launch that was not deferred.
 template <typename Submit>
 CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
+  driver::barrier().wait();
   const runtime::Ticket ticket = runtime::begin_launch(call);
   runtime::TracedLaunch traced(call, ticket.pass.predicted_ns);
   telemetry::Record record;
   if (telemetry::collecting()) record = runtime::begin_collected(call);
-  const CUresult status = submit();
+  const CUresult status = driver::crossed(submit);
   traced.returned(status);
   if (record.open) runtime::end_collected(record, call, status);
   runtime::end_launch(ticket, call, status);
@@ -202,29 +204,38 @@ CUresult waited_for(Wait&& wait) noexcept {
   return status;
 }
 
-// Our function for such a call, a member of the driver's table, and for its twin. Copies within the device return
-// early; then the watched streams still run.
-template <auto kCall>
+// Our function for such a call, a member of the driver's table, and for its twin. A copy crosses the barrier; copies
+// within the device return early, and then the watched streams still run.
+template <auto kCall, bool kCopies = false>
 struct Waits;
 
-template <typename... Arguments, CUresult (*driver::Driver::*kCall)(Arguments...)>
-struct Waits<kCall> {
+template <bool kCopies, typename Call>
+CUresult waited_for_call(Call&& call) noexcept {
+  if constexpr (kCopies) return waited_for([&] { return driver::crossed(call); });
+  return waited_for(call);
+}
+
+template <typename... Arguments, CUresult (*driver::Driver::*kCall)(Arguments...), bool kCopies>
+struct Waits<kCall, kCopies> {
   static CUresult call(Arguments... arguments) noexcept {
-    return waited_for([&] { return (table().*kCall)(arguments...); });
+    return waited_for_call<kCopies>([&] { return (table().*kCall)(arguments...); });
   }
   static TakenOver taken_over(const char* symbol) noexcept { return {symbol, address(&call)}; }
 };
 
-template <typename... Arguments, driver::Twins<CUresult(Arguments...)> driver::Driver::*kCall>
-struct Waits<kCall> {
+template <typename... Arguments, driver::Twins<CUresult(Arguments...)> driver::Driver::*kCall, bool kCopies>
+struct Waits<kCall, kCopies> {
   template <bool kPerThread>
   static CUresult call(Arguments... arguments) noexcept {
-    return waited_for([&] { return (table().*kCall).template get<kPerThread>()(arguments...); });
+    return waited_for_call<kCopies>([&] { return (table().*kCall).template get<kPerThread>()(arguments...); });
   }
   static TakenOver taken_over(const char* symbol) noexcept {
     return {symbol, address(&call<false>), address(&call<true>)};
   }
 };
+
+template <auto kCall>
+using Copies = Waits<kCall, true>;
 
 template <bool kPerThread>
 CUresult stream_query(CUstream stream) noexcept {
@@ -232,6 +243,7 @@ CUresult stream_query(CUstream stream) noexcept {
 }
 
 CUresult event_query(CUevent event) noexcept { return completion_observed(table().cuEventQuery(event)); }
+
 // ---- calls that invalidate a stream, a context or a capture
 
 runtime::Lifecycle& lifecycle() noexcept { return runtime::engine().lifecycle(); }
@@ -262,13 +274,14 @@ CUresult context_detach(CUcontext context) noexcept { return end_context(context
 // From here on a current context may be one that no other thread may use.
 CUresult green_context_create(CUgreenCtx* made, CUdevResourceDesc description, CUdevice device,
                               unsigned flags) noexcept {
+  driver::barrier().pin();
   const CUresult status = table().cuGreenCtxCreate(made, description, device, flags);
   if (status == CUDA_SUCCESS) driver::green_contexts_exist.store(true, std::memory_order_relaxed);
   return status;
 }
 
 CUresult primary_context_reset(CUdevice device) noexcept {
-  runtime::memory().pageable.drop();
+  runtime::memory().pageable.drop(/*is_gone=*/runtime::memory().pager.drop());
   lifecycle().primary_context_ends(device);
   lifecycle().primary_context_ended(device);
   driver::registry().primary_context_ends(device);
@@ -395,12 +408,12 @@ std::span<const TakenOver> launch_functions() noexcept {
       Waits<&Driver::cuEventSynchronize>::taken_over("cuEventSynchronize"),
       TakenOver{"cuEventQuery", address(&event_query)},
       Waits<&Driver::cuCtxSynchronize>::taken_over("cuCtxSynchronize"),
-      Waits<&Driver::cuMemcpyDtoH>::taken_over("cuMemcpyDtoH_v2"),
-      Waits<&Driver::cuMemcpy>::taken_over("cuMemcpy"),
-      Waits<&Driver::cuMemcpy2D>::taken_over("cuMemcpy2D_v2"),
-      Waits<&Driver::cuMemcpy2DUnaligned>::taken_over("cuMemcpy2DUnaligned_v2"),
-      Waits<&Driver::cuMemcpy3D>::taken_over("cuMemcpy3D_v2"),
-      Waits<&Driver::cuMemcpyAtoH>::taken_over("cuMemcpyAtoH_v2"),
+      Copies<&Driver::cuMemcpyDtoH>::taken_over("cuMemcpyDtoH_v2"),
+      Copies<&Driver::cuMemcpy>::taken_over("cuMemcpy"),
+      Copies<&Driver::cuMemcpy2D>::taken_over("cuMemcpy2D_v2"),
+      Copies<&Driver::cuMemcpy2DUnaligned>::taken_over("cuMemcpy2DUnaligned_v2"),
+      Copies<&Driver::cuMemcpy3D>::taken_over("cuMemcpy3D_v2"),
+      Copies<&Driver::cuMemcpyAtoH>::taken_over("cuMemcpyAtoH_v2"),
       Waits<&Driver::cuCtxSynchronize_v2>::taken_over("cuCtxSynchronize_v2"),
       TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
       TakenOver{"cuCtxDetach", address(&context_detach)},

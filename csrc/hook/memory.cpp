@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/log.hpp"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
@@ -125,8 +126,10 @@ runtime::Pageable& pageable() noexcept { return runtime::memory().pageable; }
 
 CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
   const auto plain_or_pageable = [&] {
-    const std::optional<CUresult> status = pageable().allocate(pointer, bytes);
-    return status ? *status : table().cuMemAlloc(pointer, bytes);
+    return driver::crossed([&] {
+      const std::optional<CUresult> status = pageable().allocate(pointer, bytes);
+      return status ? *status : table().cuMemAlloc(pointer, bytes);
+    });
   };
   const CUresult status = allocate_held(pointer, bytes, [&] {
     const CUresult first = plain_or_pageable();
@@ -156,6 +159,7 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
 }
 
 CUresult allocate_managed(CUdeviceptr* pointer, std::size_t bytes, unsigned flags) noexcept {
+  driver::barrier().pin();
   return noted(allocate_held(pointer, bytes, [&] { return table().cuMemAllocManaged(pointer, bytes, flags); }), pointer,
                bytes);
 }
@@ -296,7 +300,8 @@ CUresult create(CUmemGenericAllocationHandle* handle, std::size_t bytes, const C
 }
 
 CUresult retain_physical(CUmemGenericAllocationHandle* handle, void* address) noexcept {
-  const CUresult status = table().cuMemRetainAllocationHandle(handle, address);
+  driver::barrier().pin();
+  const CUresult status = driver::crossed([&] { return table().cuMemRetainAllocationHandle(handle, address); });
   if (status == CUDA_SUCCESS) holdings().retain_physical(*handle);
   return status;
 }
@@ -448,7 +453,8 @@ bool attribute_of(const runtime::Pageable::Block& block, CUpointer_attribute att
       std::memcpy(data, &block.context, sizeof block.context);
       return true;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:  // of its first chunk
-      return table().cuPointerGetAttribute(data, attribute, block.begin) == CUDA_SUCCESS;
+      return driver::crossed([&] { return table().cuPointerGetAttribute(data, attribute, block.begin); }) ==
+             CUDA_SUCCESS;
     default:
       return false;
   }
@@ -457,12 +463,14 @@ bool attribute_of(const runtime::Pageable::Block& block, CUpointer_attribute att
 CUresult get_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr pointer) noexcept {
   const auto block = pageable().find(pointer);
   if (block && data != nullptr && attribute_of(*block, attribute, data)) return CUDA_SUCCESS;
-  return table().cuPointerGetAttribute(data, attribute, pointer);
+  const auto ask = [&] { return table().cuPointerGetAttribute(data, attribute, pointer); };
+  return block ? driver::crossed(ask) : ask();
 }
 
 CUresult get_attributes(unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr pointer) noexcept {
-  const CUresult status = table().cuPointerGetAttributes(count, attributes, data, pointer);
   const auto block = pageable().find(pointer);
+  const auto ask = [&] { return table().cuPointerGetAttributes(count, attributes, data, pointer); };
+  const CUresult status = block ? driver::crossed(ask) : ask();
   for (unsigned i = 0; status == CUDA_SUCCESS && block && i < count; ++i) attribute_of(*block, attributes[i], data[i]);
   return status;
 }
@@ -470,11 +478,12 @@ CUresult get_attributes(unsigned count, CUpointer_attribute* attributes, void** 
 // Memory for other processes is plain from here on.
 CUresult get_ipc(CUipcMemHandle* handle, CUdeviceptr pointer) noexcept {
   pageable().stop();
+  driver::barrier().pin();
   if (pageable().find(pointer)) {
     log::error(
         "memory that was allocated with pageable = true cannot be given to other processes: set pageable = false");
   }
-  return table().cuIpcGetMemHandle(handle, pointer);
+  return driver::crossed([&] { return table().cuIpcGetMemHandle(handle, pointer); });
 }
 
 CUresult open_ipc(CUdeviceptr* pointer, CUipcMemHandle handle, unsigned flags) noexcept {

@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/spin_lock.hpp"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
@@ -341,6 +342,24 @@ CUresult event_destroy(CUevent event) noexcept {
 // ---- guards
 
 CUresult not_ready() noexcept { return CUDA_ERROR_NOT_READY; }
+CUresult deinitialized() noexcept { return CUDA_ERROR_DEINITIALIZED; }
+
+// May a call use memory that a program has allocated, or ask about it? A function that the table does not know may. A
+// free passes: it waits for work, and memory that is away is freed once it is back (runtime/memory/pageable.hpp).
+bool uses_memory(const EntryPoint* point) noexcept {
+  if (point == nullptr) return true;
+  switch (point->meaning) {
+    case Meaning::kNone:
+    case Meaning::kBeginCapture:
+    case Meaning::kInstantiate:
+    case Meaning::kChangeExec:
+    case Meaning::kNamesMemory:
+    case Meaning::kPinsMemory:
+      return true;
+    default:
+      return false;
+  }
+}
 
 CUresult hand_over_error() noexcept {
   const Site site = state.engine.find_site(nullptr, nullptr);
@@ -493,7 +512,7 @@ void stop_deferring(std::string_view message) noexcept {
   log::warning(message);
 }
 
-void* go(const Guard& guard, const Passed& passed) noexcept {
+void* drained_target(const Guard& guard, const Passed& passed) noexcept {
   if (guard.point == nullptr) {
     state.engine.uncounted_capture();
     if (state.queue_count.load(std::memory_order_acquire) != 0 && !all_empty()) {
@@ -539,6 +558,15 @@ void* go(const Guard& guard, const Passed& passed) noexcept {
   return guard.target;
 }
 
+void* go(const Guard& guard, const Passed& passed) noexcept {
+  driver::barrier().settle();
+  const bool direct = guard.point != nullptr && guard.point->treatment == Treatment::kDirect;
+  void* const target = direct ? guard.target : drained_target(guard, passed);
+  if (!driver::barrier().armed() || !uses_memory(guard.point)) return target;
+  if (guard.point == nullptr || guard.point->meaning == Meaning::kPinsMemory) driver::barrier().pin();
+  return driver::barrier().jump() ? target : address(&deinitialized);
+}
+
 }  // namespace
 
 void Offload::connect(const Engine& engine) noexcept {
@@ -563,7 +591,12 @@ void Offload::forget_queues() noexcept { state.queue_count.store(0); }
 
 void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) noexcept {
   if (target == nullptr) return nullptr;
-  if (point != nullptr && point->treatment != Treatment::kDrain) return target;
+  const auto is_guarded = [](const EntryPoint& known) {
+    return known.treatment == Treatment::kDrain ||
+           (driver::barrier().armed() &&
+            (known.meaning == Meaning::kNamesMemory || known.meaning == Meaning::kPinsMemory));
+  };
+  if (point != nullptr && !is_guarded(*point)) return target;
   const Guard wanted{target, point, per_thread};
   {
     const std::scoped_lock lock(state.guard_lock);

@@ -375,6 +375,8 @@ std::vector<Chunk> Layout::spares(const std::vector<Bytes>& sizes) const {
   return chunks;
 }
 
+void Layout::replaced(Bytes at, Chunk chunk) { mapped_.at(at).chunk = chunk; }
+
 void Layout::mapped(Bytes at, const std::vector<Chunk>& chunks) {
   Bytes end = at;
   for (const Chunk chunk : chunks) {

@@ -94,6 +94,8 @@ class Layout {
   void created(Chunk chunk, Bytes bytes);
   void released(Chunk chunk);
   void unmapped(const Span& span);
+  // Another chunk of the same size is mapped there.
+  void replaced(Bytes at, Chunk chunk);
   // `chunks` went side by side to `at`, and are free.
   void mapped(Bytes at, const std::vector<Chunk>& chunks);
   // Unmapped chunks of these sizes, one each, in their order.

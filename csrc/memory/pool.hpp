@@ -80,6 +80,7 @@ class Pool {
   CUcontext context() const noexcept { return context_; }
 
  private:
+  friend class Parking;  // moves chunks away and back
   using Lock = std::unique_lock<std::mutex>;
 
   Stream number_of(CUstream stream) const;

@@ -1,5 +1,6 @@
 #include "queue/operation.hpp"
 
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 
 namespace cudasched::queue {
@@ -75,6 +76,8 @@ CUresult copy_memory(const Operation::Copy& copy, CUstream stream) {
 }  // namespace
 
 CUresult Operation::execute() const {
+  const driver::Crossing inside;
+  if (!inside) return CUDA_ERROR_DEINITIALIZED;
   switch (kind) {
     case Kind::kKernel:
       return queue::launch(launch, stream);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "arbiter/control.hpp"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "predict/allocations.hpp"
 #include "queue/call.hpp"
@@ -212,6 +213,7 @@ inline bool unprepared(const Device& device, Class launch_class, const ThreadSta
 inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcept {
   Hot& state = hot();
   ThreadState& thread = this_thread();
+  driver::barrier().settle();
   Engine::name_thread(thread);
   site.caller.thread = thread.index;
   const bool scheduling = state.scheduling.load(std::memory_order_relaxed);

@@ -101,6 +101,7 @@ void read_client(cudasched::arbiter::Table& table, int index, std::int64_t now, 
   client.memory_bytes = memory.held_bytes.load();
   client.memory_peak_bytes = memory.peak_bytes.load();
   client.memory_limit_bytes = memory.limit_bytes.load();
+  client.memory_away_bytes = memory.away_bytes.load();
   client.memory_given_bytes = memory.given_bytes.load();
   client.memory_refusals = memory.refusals.load();
   client.pool_reserved_bytes = memory.pool_reserved_bytes.load();

@@ -87,6 +87,10 @@ arbiter::Change parse(std::string_view setting, const std::string& value) {
     return {Setting::kMemoryLimit,
             static_cast<std::int32_t>(std::min<std::uint64_t>(mib, std::numeric_limits<std::int32_t>::max()))};
   }
+  if (setting == "parked") {
+    if (value != "on" && value != "off") throw ConfigError("parked is on or off, not \"" + value + "\"");
+    return {Setting::kParked, value == "on" ? 1 : 0};
+  }
   if (setting == "trace") {
     int milliseconds = -1;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), milliseconds);
@@ -96,8 +100,9 @@ arbiter::Change parse(std::string_view setting, const std::string& value) {
     }
     return {Setting::kTrace, milliseconds};
   }
-  throw ConfigError("\"" + std::string(setting) +
-                    "\" of a running client cannot be changed; class, priority, weight, policy and memory_limit can");
+  throw ConfigError(
+      "\"" + std::string(setting) +
+      "\" of a running client cannot be changed; class, priority, weight, policy, memory_limit and parked can");
 }
 
 // A trace that another process asked for ends by itself, so that nothing is left to a controller that may be killed.
@@ -232,6 +237,11 @@ Outcome Engine::apply(const arbiter::Change& change) {
       for_each_device([](Device& device) { memory().publish(device); });
       break;
     }
+    case Setting::kParked:
+      if (!settings_.pageable || change.value < 0 || change.value > 1) return Outcome::kUnknown;
+      memory().pager.want_away(change.value != 0);
+      for_each_device([](Device& device) { device.table().wake_for_memory(); });
+      break;
     default:
       return Outcome::kUnknown;  // of a later version, or a damaged word
   }

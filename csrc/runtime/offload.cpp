@@ -1,6 +1,7 @@
 #include "runtime/offload.hpp"
 
 #include "base/clock.hpp"
+#include "driver/barrier.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/tracing.hpp"
 
@@ -10,6 +11,7 @@ using queue::Operation;
 
 std::int64_t GateAdmission::admit(const Operation& operation, queue::Position position,
                                   const queue::Opening& opening) noexcept {
+  driver::barrier().wait();
   queue::Call call{operation.launch.what, operation.stream};
   call.meaning.overlaps_predecessor = operation.launch.overlaps_predecessor;
   call.site.caller.context = operation.context;

@@ -167,6 +167,29 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
   return give(pointer, [&] { return reinterpret_cast<void*>(allocate_now(bytes, CU_MEMORYTYPE_HOST, flags)); });
 }
 
+CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  if (pointer == nullptr || bytes == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
+    if (find_allocation(address_of(pointer), 1) != nullptr) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    Allocation made{.bytes = bytes, .type = CU_MEMORYTYPE_HOST, .context = context};
+    made.mapped = true;  // the program's own
+    driver().allocations.emplace(address_of(pointer), made);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemHostUnregister(void* pointer) {
+  return with_context([&](Lock& lock, const std::shared_ptr<Context>& context) {
+    const auto found = driver().allocations.find(address_of(pointer));
+    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_HOST || !found->second.mapped) {
+      return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    }
+    const CUresult result = synchronize_context(lock, context);
+    if (result == CUDA_SUCCESS) driver().allocations.erase(address_of(pointer));
+    return result;
+  });
+}
+
 CUresult cuMemFreeHost(void* pointer) { return free_now(address_of(pointer), CU_MEMORYTYPE_HOST); }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {

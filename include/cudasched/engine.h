@@ -217,6 +217,7 @@ struct cudasched_client {
   uint64_t memory_bytes;              /* allocated on the GPU and not freed */
   uint64_t memory_peak_bytes;         /* the most that its process had, ever */
   uint64_t memory_limit_bytes;        /* of its process; 0: none */
+  uint64_t memory_away_bytes;         /* of it, in the host's memory now: not in memory_bytes */
   uint64_t memory_given_bytes;        /* given back to latency clients that asked, ever */
   uint64_t memory_refusals;           /* times that it was asked, and could not */
   uint64_t pool_reserved_bytes;       /* of its process's pools together (cudasched_pool_sizes) */

@@ -56,6 +56,7 @@ class Client:
     memory_bytes: Final[int]
     memory_peak_bytes: Final[int]
     memory_limit_bytes: Final[int]
+    memory_away_bytes: Final[int]
     memory_given_bytes: Final[int]
     memory_refusals: Final[int]
     pool_reserved_bytes: Final[int]

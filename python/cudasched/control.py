@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients", "trace"]
 
-CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit")
+CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit", "parked")
 """Settings of a running client that can be changed, in the order in which several are."""
 
 _TIMEOUT_S = 5.0
@@ -191,6 +191,7 @@ def change(
     weight: float | None = None,
     policy: str | None = None,
     memory_limit: int | str | None = None,
+    parked: bool | None = None,
     directory: str | os.PathLike[str] | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> Client:
@@ -206,6 +207,9 @@ def change(
             needs latency clients that were started with ``harvest`` (``docs/policies.md``).
         memory_limit: Most bytes that the client may allocate on each GPU, as a number or as ``20GiB``, in whole MiB; 0
             or ``none``: no limit. A limit below its present memory is refused.
+        parked: True: the client stops, and its memory moves to the host, where that can be done (``docs/memory.md``);
+            False: back. The move follows the answer: `cudasched.Client.memory_away_bytes`. A client without
+            ``pageable`` is refused.
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
         timeout_s: For each answer, at most a minute.
 
@@ -228,6 +232,8 @@ def change(
         "memory_limit": memory_limit,
     }
     values = {name: _checked(name, value) for name, value in wanted.items() if value is not None}
+    if parked is not None:
+        values["parked"] = "on" if parked else "off"
     if not 0 <= timeout_s <= _LONGEST_TIMEOUT_S:
         raise ConfigError(f"timeout_s = {shown(timeout_s)} must be a number of seconds, from 0 to 60")
     core = hook.load_core()

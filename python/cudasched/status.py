@@ -143,6 +143,8 @@ class Client:
             process's allocations in a class that is no client stand with another client of that process.
         memory_peak_bytes: The most that its process had allocated on the GPU.
         memory_limit_bytes: The most that its process may allocate (``memory_limit``); None: no limit.
+        memory_away_bytes: Memory that the host keeps for the client while it is parked (``docs/memory.md``); not in
+            ``memory_bytes``.
         memory_given_bytes: Memory given back to latency clients that asked for memory.
         memory_refusals: How often it was asked and could not, because it captured a graph.
         pool_reserved_bytes: The GPU's memory that its process keeps in pools (`cudasched.memory`), of ``memory_bytes``.
@@ -191,6 +193,7 @@ class Client:
     memory_bytes: int
     memory_peak_bytes: int
     memory_limit_bytes: int | None
+    memory_away_bytes: int
     memory_given_bytes: int
     memory_refusals: int
     pool_reserved_bytes: int

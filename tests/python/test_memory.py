@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
 from support import ROOT, Run
 
@@ -178,6 +179,88 @@ def test_pageable_memory_counts_as_any_and_is_plain_on_several_gpus(
     child = "child = os.fork()\nif child == 0: os._exit(gpu._library.cuMemFree_v2(ctypes.c_uint64(1)) == 0)"
     training.call(f"import os\n{child}")
     assert training.number("os.waitpid(child, 0)[1]") == 0
+
+
+BITS = """
+def fill(pointer, value, bytes):
+    gpu.call("cuMemsetD8_v2", ctypes.c_uint64(pointer), ctypes.c_ubyte(value), ctypes.c_size_t(bytes))
+    gpu.synchronize()
+
+def fill_later(pointer, value, bytes):
+    stream = ctypes.c_void_p(1)
+    gpu.call("cuMemsetD8Async", ctypes.c_uint64(pointer), ctypes.c_ubyte(value), ctypes.c_size_t(bytes), stream)
+
+def has(pointer, value, bytes):
+    into = (ctypes.c_ubyte * bytes)()
+    gpu.call("cuMemcpyDtoH_v2", into, ctypes.c_uint64(pointer), ctypes.c_size_t(bytes))
+    return int(memoryview(into).tobytes().count(value) == bytes)
+"""
+
+
+def a_pageable_program(stage: Stage, mib: int = 700) -> tuple[Program, int]:
+    """And where its memory is, all of it in use and full of sevens."""
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on")
+    training.call(BITS)
+    pointer = training.number(f"allocate({mib * MIB})")
+    assert pointer > 0
+    training.call(f"fill({pointer}, 7, {mib * MIB})")
+    eventually(lambda: gives(training), "it can be asked")
+    return training, pointer
+
+
+def away(program: Program) -> int:
+    return clients()[program.pid].memory_away_bytes
+
+
+@pytest.mark.parametrize("end", ["frees", "ends", "is killed"])
+def test_a_server_gets_memory_that_a_training_uses_and_the_training_has_it_back(stage: Stage, end: str) -> None:
+    training, pointer = a_pageable_program(stage)
+    server = a_program(stage, "latency", **UNHURRIED)
+    held = server.number(f"allocate({600 * MIB})")
+    assert held > 0, "but 300 MiB were free"
+    eventually(lambda: 300 * MIB <= away(training) < 700 * MIB, "no more than the server lacks is moved")
+    assert clients()[training.pid].memory_bytes == 700 * MIB - away(training)
+    training.call(f"fill_later({pointer + 9}, 8, {MIB})")
+    if end == "frees":
+        server.call(f"free({held})")
+    elif end == "ends":
+        server.end()
+    else:
+        os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: away(training) == 0, "the memory is back")
+    training.call("gpu.synchronize()")
+    for at, value, size in ((0, 7, 9), (9, 8, MIB), (9 + MIB, 7, MIB), (600 * MIB, 7, 100 * MIB)):
+        assert training.number(f"has({pointer + at}, {value}, {size})") == 1
+    assert training.number(f"free({pointer}) or info()[0]") >= 1000 * MIB
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed"])
+def test_a_training_ends_while_its_memory_is_away(stage: Stage, how: str) -> None:
+    training, pointer = a_pageable_program(stage)
+    server = a_program(stage, "latency", **UNHURRIED)
+    assert server.number(f"allocate({600 * MIB})") > 0
+    training.call(f"fill_later({pointer}, 8, {MIB})")
+    if how == "exits":
+        training.end()
+    else:
+        os.kill(training.pid, signal.SIGKILL)
+    eventually(lambda: training.pid not in clients(), "it has ended")
+    assert server.number(f"allocate({300 * MIB})") > 0
+
+
+def test_a_program_is_parked_by_control(stage: Stage, cudasched: Run) -> None:
+    training, pointer = a_pageable_program(stage, 100)
+    plain = a_program(stage, "best_effort")
+    ids = {each.pid: each.id for each in control.clients()}
+    control.change(ids[training.pid], parked=True)
+    eventually(lambda: away(training) == 100 * MIB, "all of it is moved")
+    shown = " ".join(cudasched("status", env={**os.environ, "COLUMNS": "160"}).stdout.split())
+    assert f"({training.pid}): parked, 100 MiB are in the host's memory" in shown
+    control.change(ids[training.pid], parked=False)
+    eventually(lambda: away(training) == 0, "all of it is back")
+    assert training.number(f"has({pointer}, 7, {100 * MIB})") == 1
+    with pytest.raises(control.ControlError, match="no such setting"):
+        control.change(ids[plain.pid], parked=True)
 
 
 def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:

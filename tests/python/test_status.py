@@ -47,6 +47,7 @@ RAW = {
     "memory_bytes": 3 << 30,
     "memory_peak_bytes": 4 << 30,
     "memory_limit_bytes": 20 << 30,
+    "memory_away_bytes": 0,
     "memory_given_bytes": 0,
     "memory_refusals": 0,
     "pool_reserved_bytes": 0,

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <fstream>
 #include <string_view>
 
 namespace cudasched::runtime {
@@ -26,5 +28,24 @@ std::uint64_t available_host_bytes(const char* path) noexcept {
   const auto [end, error] = std::from_chars(said.data() + begin, said.data() + said.size(), kib);
   return error == std::errc{} && kib < kUnknownMemory / kKiB ? kib * kKiB : kUnknownMemory;
 }
+
+std::uint64_t control_group_room(const std::string& membership, const std::string& root) {
+  std::ifstream file(membership);
+  std::string group;
+  while (std::getline(file, group) && !group.starts_with("0::")) {
+  }
+  if (!group.starts_with("0::/")) return kUnknownMemory;
+  std::uint64_t room = kUnknownMemory;
+  for (group.erase(0, 3);; group.erase(group.rfind('/'))) {
+    std::uint64_t most = 0;
+    std::uint64_t used = 0;
+    std::ifstream limit(root + group + "/memory.max");  // "max" is no number
+    std::ifstream current(root + group + "/memory.current");
+    if (limit >> most && current >> used) room = std::min(room, most - std::min(most, used));
+    if (group.empty() || group == "/") return room;
+  }
+}
+
+std::uint64_t room_on_host() { return std::min(available_host_bytes(), control_group_room()); }
 
 }  // namespace cudasched::runtime

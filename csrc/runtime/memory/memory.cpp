@@ -18,6 +18,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/size_text.hpp"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
@@ -30,6 +31,9 @@ namespace {
 
 constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
 constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
+constexpr std::int64_t kAwayLookNs = 20 * kNsPerMs;      // while memory is away
+constexpr std::uint64_t kLeastMoveBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMostMoveSeconds = 60;  // a second a GiB: the host's memory may have to be pinned first
 constexpr std::int64_t kCacheLookNs = 200 * kNsPerMs;
 constexpr std::int64_t kPoolLookNs = 200 * kNsPerMs;
 constexpr std::int64_t kDeadLookNs = 5 * kNsPerMs;  // between two looks for dead clients, while waiting
@@ -111,6 +115,7 @@ void Memory::configure(const Settings& settings) {
   }
   holdings.set_limit(settings.memory_limit);
   pageable.configure(settings.pageable);
+  if (settings.pageable) driver::barrier().arm();
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
 
@@ -143,7 +148,9 @@ void Memory::publish(Device& device) noexcept {
     if (slot < 0) continue;
     arbiter::SlotMemory& words = device.table().memory(slot);
     const std::uint64_t held = holdings.held(device.ordinal(), each) + (i == first ? elsewhere : 0);
-    words.held_bytes.store(held, std::memory_order_relaxed);
+    const std::uint64_t away = each == Class::kBestEffort ? std::min(held, pager.away()) : 0;
+    words.away_bytes.store(away, std::memory_order_relaxed);
+    words.held_bytes.store(held - away, std::memory_order_relaxed);
     words.peak_bytes.store(holdings.peak(device.ordinal()), std::memory_order_relaxed);
     words.limit_bytes.store(holdings.limit(), std::memory_order_relaxed);
   }
@@ -315,7 +322,10 @@ void Memory::start_givers() noexcept {
   if (give_back_ns() == 0 || stopped_.load() || !hot().scheduling.load()) return;
   engine().for_each_device([&](Device& device) {
     const int ordinal = device.ordinal();
-    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() || !can_give(device)) return;
+    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() ||
+        (!can_give(device) && pageable.pool_made() == nullptr)) {
+      return;
+    }
     std::atomic<bool>& runs = giver_runs_[static_cast<std::size_t>(ordinal)];
     if (runs.exchange(true)) return;
     const bool started = run_apart([this, &device, &runs] {
@@ -330,41 +340,64 @@ void Memory::run_giver(Device& device) noexcept {
   pthread_setname_np(pthread_self(), "cudasched-mem");
   this_thread().empties_cache = true;
   arbiter::Table& table = device.table();
-  while (!table.lost()) {
+  while (!table.lost() || pager.away() != 0) {
     const std::uint32_t seen = table.layout().memory.sequence.load(std::memory_order_acquire);
-    arbiter::SlotMemory& words = table.memory(device.slot(Class::kBestEffort));
     giving_.fetch_add(1);
     // Once stop() has seen no client give, the slot may be another client's.
     const bool stopped = stopped_.load();
-    const bool ends = stopped || !hot().scheduling.load();
-    if (ends && !stopped) words.gives.store(0, std::memory_order_release);  // or others would wait for its answers
-    const bool answered = !ends && answer_request(device, words);
+    const bool ends = stopped || table.lost() || !hot().scheduling.load();
+    bool answered = false;
+    if (!stopped && !table.lost()) {
+      arbiter::SlotMemory& words = table.memory(device.slot(Class::kBestEffort));
+      // Or others would wait for its answers.
+      if (ends) words.gives.store(0, std::memory_order_release);
+      answered = !ends && answer_request(device, words);
+    }
+    if (!stopped && !answered) {
+      pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
+      if (!table.lost()) publish_pager(table.memory(device.slot(Class::kBestEffort)));
+    }
     giving_.fetch_sub(1);
-    if (ends) return;
-    if (!answered) table.sleep_for_memory(seen, kGiverLookNs);
+    if (stopped || (ends && pager.away() == 0)) return;
+    if (!answered) table.sleep_for_memory(seen, pager.away() != 0 ? kAwayLookNs : kGiverLookNs);
   }
+}
+
+void Memory::publish_pager(arbiter::SlotMemory& words) noexcept {
+  words.movable_bytes.store(pager.movable(), std::memory_order_release);
 }
 
 // False: no client asks.
 bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept {
   arbiter::Table& table = device.table();
-  words.gives.store(can_give(device) ? 1 : 0, std::memory_order_release);
+  // While memory is away, caches cannot be emptied: their queued work waits.
+  words.gives.store(can_give(device) && pager.away() == 0 ? 1 : 0, std::memory_order_release);
   std::uint64_t number = 0;
+  std::uint64_t to_move = 0;
   const schedule::MemoryGiver own = giver_of(table, device.slot(Class::kBestEffort));
   for_each_slot(table.layout().memory.requests.load(std::memory_order_acquire), [&](int other) {
-    number = std::max(number, schedule::answer_for(request_of(table, other), own, now_ns()));
+    const arbiter::SlotMemory& asker = table.memory(other);
+    schedule::MemoryGiver giver = own;
+    const bool moves = asker.request_moves.load(std::memory_order_relaxed) != 0;
+    giver.gives = giver.gives || moves;
+    const std::uint64_t asked = schedule::answer_for(request_of(table, other), giver, now_ns());
+    if (asked != 0 && moves) to_move += asker.request_bytes.load(std::memory_order_relaxed);
+    number = std::max(number, asked);
   });
   if (number == 0) return false;
+  const std::uint64_t before = holdings.held(device.ordinal()) - pager.away();
   // A capture may not be disturbed, and keeps its allocations.
-  if (hot().may_capture()) {
-    words.refusals.fetch_add(1, std::memory_order_relaxed);
-  } else {
-    const std::uint64_t before = holdings.held(device.ordinal());
-    empty_caches(device);
-    const std::uint64_t after = holdings.held(device.ordinal());
+  bool gave = !hot().may_capture();
+  if (gave && own.gives && to_move == 0) empty_caches(device);
+  if (to_move != 0) gave = pager.park(device, to_move);
+  if (gave) {
+    const std::uint64_t after = holdings.held(device.ordinal()) - pager.away();
     words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
     publish(device);
+  } else {
+    words.refusals.fetch_add(1, std::memory_order_relaxed);
   }
+  publish_pager(words);
   words.answered.store(number, std::memory_order_release);
   table.wake_for_memory();
   return true;
@@ -406,6 +439,7 @@ void Memory::stop() noexcept {
     const timespec time{0, kNsPerMs};
     nanosleep(&time, nullptr);
   }
+  driver::barrier().end();
 }
 
 void Memory::reset_in_child() noexcept {
@@ -415,6 +449,8 @@ void Memory::reset_in_child() noexcept {
   new (&asking_) Asking;  // the parent's thread may hold the lock
   new (&pools) Pools;     // and this one
   pageable.reset_in_child();
+  pager.reset_in_child();
+  driver::barrier().reset_in_child();
   for (auto& runs : giver_runs_) runs.store(false);
   decided_ = false;
   said_failure_ns_.store(0);
@@ -423,39 +459,65 @@ void Memory::reset_in_child() noexcept {
 
 // ---- asking
 
-MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept {
-  const std::int64_t longest = memory().give_back_ns();
+MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept : bytes_(bytes) {
   Device* const known = engine().known_device(device);
-  if (longest == 0 || known == nullptr || device >= Holdings::kDevices ||
+  if (memory().give_back_ns() == 0 || known == nullptr || device >= Holdings::kDevices ||
       !hot().scheduling.load(std::memory_order_relaxed))
     return;
   // A client asks; one that has launched nothing yet becomes one here.
   if (!engine().prepare(*known, Class::kLatency, this_thread()) || known->table().lost()) return;
-  arbiter::Table& table = known->table();
-  if (const int own = known->slot(Class::kBestEffort); own >= 0) table.memory(own).gives.store(0);
+  device_ = known;
+  ask(/*for_moves=*/false);
+}
+
+// False: no client can give or move anything.
+bool MemoryRequest::ask(bool for_moves) noexcept {
+  arbiter::Table& table = device_->table();
+  const int own = device_->slot(Class::kBestEffort);
+  if (own >= 0) table.memory(own).gives.store(0);
   table.reap();
   std::uint64_t givers = 0;
+  std::uint64_t movable = 0;
   for_each_slot(table.layout().best_effort.load(std::memory_order_acquire), [&](int slot) {
-    if (table.memory(slot).gives.load(std::memory_order_acquire) != 0) givers |= bit_of(slot);
+    const arbiter::SlotMemory& words = table.memory(slot);
+    const std::uint64_t bytes = words.movable_bytes.load(std::memory_order_acquire);
+    if (slot == own || (for_moves ? bytes == 0 : words.gives.load(std::memory_order_acquire) == 0)) return;
+    givers |= bit_of(slot);
+    movable += bytes;
   });
-  if (givers == 0) return;
+  if (givers == 0) return false;
+  std::uint64_t lacks = bytes_;
+  if (for_moves) {
+    std::size_t free_bytes = 0;
+    std::size_t all_bytes = 0;
+    auto* const get_info = driver::table().cuMemGetInfo;
+    if (get_info != nullptr && get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS && free_bytes < bytes_) {
+      lacks -= free_bytes;
+    }
+    lacks = std::max(std::min(lacks, movable), kLeastMoveBytes);
+  }
   {
     // One slot for all threads of the process: the newest request stands in it, and answers to that answer the others.
     Memory::Asking& asking = memory().asking_;
     const SpinGuard guard(asking.lock);
-    if (!guard.owns()) return;
-    until_ns_ = now_ns() + longest;
+    if (!guard.owns()) return false;
+    until_ns_ = now_ns() + memory().give_back_ns();
+    if (for_moves) {
+      until_ns_ += static_cast<std::int64_t>(std::min<std::uint64_t>(lacks >> 30, kMostMoveSeconds)) * kNsPerSecond;
+      until_ns_ = std::min(until_ns_, now_ns() + schedule::kLongestRequestNs);
+    }
     number_ = table.layout().memory.made.fetch_add(1) + 1;
-    if (!table.ask_for_memory(known->slot(Class::kLatency), number_, bytes, until_ns_)) return;
-    device_ = known;
+    if (!table.ask_for_memory(device_->slot(Class::kLatency), number_, lacks, until_ns_, for_moves)) return false;
     owed_ = givers;
-    ++asking.requests[static_cast<std::size_t>(device)];
+    moves_ = for_moves;
+    if (!std::exchange(asks_, true)) ++asking.requests[static_cast<std::size_t>(device_->ordinal())];
   }
   table.wake_for_memory();
+  return true;
 }
 
 MemoryRequest::~MemoryRequest() {
-  if (device_ == nullptr) return;
+  if (!asks_) return;
   arbiter::Table& table = device_->table();
   {
     Memory::Asking& asking = memory().asking_;
@@ -475,13 +537,15 @@ std::uint64_t MemoryRequest::owing() const noexcept {
   for_each_slot(owed_, [&](int slot) {
     schedule::MemoryGiver giver = giver_of(table, slot);
     giver.alive = table.slot(slot).occupied.load() != 0;
+    giver.gives = giver.gives || (moves_ && table.memory(slot).movable_bytes.load(std::memory_order_acquire) != 0);
     if (schedule::owes_answer({number_, until_ns_}, giver)) found |= bit_of(slot);
   });
   return found;
 }
 
 bool MemoryRequest::next() noexcept {
-  if (device_ == nullptr || owed_ == 0) return false;
+  if (device_ == nullptr || over_ || device_->table().lost()) return false;
+  if (owed_ == 0 && !ask(/*for_moves=*/true)) return false;
   arbiter::Table& table = device_->table();
   std::int64_t looked_ns = now_ns();
   while (true) {
@@ -493,7 +557,11 @@ bool MemoryRequest::next() noexcept {
     }
     const std::int64_t now = now_ns();
     // A cache that is being emptied may have freed enough already.
-    if (now >= until_ns_ || table.lost()) return !std::exchange(tried_last_, true);
+    if (now >= until_ns_ || table.lost()) {
+      late_ |= std::exchange(owed_, 0);
+      over_ = moves_;
+      return true;
+    }
     if (now - looked_ns >= kDeadLookNs) {
       looked_ns = now;
       if (table.reap(owed_) > 0) continue;
@@ -505,7 +573,8 @@ bool MemoryRequest::next() noexcept {
 std::string MemoryRequest::unanswered() const {
   std::string text;
   if (device_ == nullptr) return text;
-  for_each_slot(owed_, [&](int slot) { text += (text.empty() ? "" : ", ") + client_text(device_->table(), slot); });
+  for_each_slot(owed_ | late_,
+                [&](int slot) { text += (text.empty() ? "" : ", ") + client_text(device_->table(), slot); });
   return text;
 }
 

@@ -20,6 +20,7 @@
 #include "runtime/memory/holdings.hpp"
 #include "runtime/memory/host_memory.hpp"
 #include "runtime/memory/pageable.hpp"
+#include "runtime/memory/pager.hpp"
 #include "runtime/memory/pools.hpp"
 
 namespace cudasched::arbiter {
@@ -36,6 +37,7 @@ class Memory {
   Holdings holdings;
   Pools pools;
   Pageable pageable;
+  Pager pager{pageable};
 
   // The limit and how long others are waited for. Throws ConfigError: the limit is below the bytes held.
   void configure(const Settings& settings);
@@ -89,6 +91,7 @@ class Memory {
 
   void run_giver(Device& device) noexcept;
   bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
+  void publish_pager(arbiter::SlotMemory& words) noexcept;
   bool can_give(const Device& device) noexcept;
   void empty_caches(const Device& device) noexcept;
   void wait_for_requests(Device& device) noexcept;
@@ -113,7 +116,7 @@ class Memory {
 Memory& memory() noexcept;
 
 // A latency client's request for memory that an allocation of its did not get: asks from its construction to its
-// destruction. Where no client can give anything, it asks none.
+// destruction. Asks for cached memory first, and then for memory that is moved away, until there is none of either.
 class MemoryRequest {
  public:
   MemoryRequest(int device, std::uint64_t bytes) noexcept;
@@ -129,13 +132,18 @@ class MemoryRequest {
   std::string unanswered() const;
 
  private:
+  bool ask(bool for_moves) noexcept;
   std::uint64_t owing() const noexcept;
 
   Device* device_ = nullptr;
   std::uint64_t number_ = 0;
   std::uint64_t owed_ = 0;  // slots that were asked and had not answered at the last look
+  std::uint64_t late_ = 0;  // that had not answered in time
+  std::uint64_t bytes_ = 0;
   std::int64_t until_ns_ = 0;
-  bool tried_last_ = false;  // after its time
+  bool asks_ = false;  // counts as one of the process's requests
+  bool moves_ = false;
+  bool over_ = false;
 };
 
 }  // namespace cudasched::runtime

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/log.hpp"
+#include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/memory/memory.hpp"
@@ -83,11 +84,12 @@ bool Pageable::free_later(CUdeviceptr pointer) noexcept {
 }
 
 bool Pageable::free_late() noexcept {
-  if (!owes() || hot().may_capture()) return false;
+  if (!owes() || hot().may_capture() || !driver::barrier().try_enter()) return false;
   std::vector<CUdeviceptr> pointers;
-  if (!take(pointers, /*all=*/false)) return false;
-  give_back(pointers);
-  return true;
+  const bool taken = take(pointers, /*all=*/false);
+  if (taken) give_back(pointers);
+  driver::barrier().leave();
+  return taken;
 }
 
 bool Pageable::free(CUdeviceptr pointer) noexcept {
@@ -127,8 +129,18 @@ std::optional<Pageable::Block> Pageable::find(CUdeviceptr pointer) noexcept {
   return Block{begin, entry.bytes, pool_->context()};
 }
 
-void Pageable::drop() noexcept {
+memory::Pool* Pageable::pool_made() noexcept {
+  const std::lock_guard held(mutex_);
+  return pool_;
+}
+
+void Pageable::drop(bool is_gone) noexcept {
   stop();
+  if (is_gone) {
+    const std::lock_guard held(mutex_);
+    blocks_.clear();
+    late_.store(false);
+  }
   std::vector<CUdeviceptr> pointers;
   if (used_.load() && take(pointers, /*all=*/true)) give_back(pointers);
 }

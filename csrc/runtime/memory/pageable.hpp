@@ -6,6 +6,8 @@
 // The driver allocates instead, from then on, once the program has asked for a handle that other processes may open, or
 // has reset its context; and while a stream captures.
 //
+// Their memory may be away (pager.hpp). A free then counts as late: it is carried out once the memory is back.
+//
 // Threads: any; never on the launch path. A function that returns nothing, or false, leaves the call to the driver.
 #pragma once
 
@@ -45,10 +47,13 @@ class Pageable {
   };
   std::optional<Block> find(CUdeviceptr pointer) noexcept;
 
+  // Null: nothing was allocated here.
+  memory::Pool* pool_made() noexcept;
+
   // From here on all allocations are plain.
   void stop() noexcept { stopped_.store(true, std::memory_order_relaxed); }
-  // The primary context is about to be reset: no work runs any more, and the memory goes.
-  void drop() noexcept;
+  // The primary context is about to be reset: no work runs any more, and the memory goes. `is_gone`: it has gone.
+  void drop(bool is_gone) noexcept;
 
   void reset_in_child() noexcept;
 

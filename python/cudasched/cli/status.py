@@ -193,6 +193,16 @@ def _lost_class(devices: Sequence[Device]) -> list[RenderableType]:
     return lines
 
 
+def _parked(devices: Sequence[Device]) -> list[RenderableType]:
+    """A line for each process and GPU whose memory is away."""
+    return [
+        _line(f"{client.name} ({client.pid}): parked, {_size(client.memory_away_bytes)} are in the host's memory")
+        for device in devices
+        for client in device.clients
+        if client.memory_away_bytes
+    ]
+
+
 def _pools(devices: Sequence[Device]) -> list[RenderableType]:
     """A line for each process and GPU with pools of memory: how much is free, and how scattered that is."""
     return [
@@ -286,6 +296,7 @@ def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
             _line(f"no clients: no program runs under cudasched (tables in {hook.load_core().run_directory()})")
         )
     parts += _pools(devices)
+    parts += _parked(devices)
     parts += _time_slices(devices)
     parts += _kernels(devices)
     parts += _lost_class(devices)

@@ -444,6 +444,7 @@ TEST_F(EachTakenOver, DeferredLaunchReturnsWhileTheGateIsClosedAndIsCounted) {
 // guard (test_offload.cpp).
 TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   CUdeviceptr memory = 0;
+  int registered = 0;
   void* host = nullptr;
   std::size_t size = 0;
   std::size_t other_size = 0;
@@ -486,6 +487,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
       {"cuMemAllocPitch_v2", with<decltype(cuMemAllocPitch)>(&memory, &size, 64, 2, 4)},
       {"cuMemAllocHost_v2", with<decltype(cuMemAllocHost)>(&host, 16)},
       {"cuMemHostAlloc", with<decltype(cuMemHostAlloc)>(&host, 16, 0)},
+      {"cuMemHostRegister_v2", with<decltype(cuMemHostRegister)>(&registered, sizeof registered, 0)},
       {"cuMemAllocAsync", with<decltype(cuMemAllocAsync)>(&memory, 16, stream)},
       {"cuMemAllocFromPoolAsync", with<decltype(cuMemAllocFromPoolAsync)>(&memory, 16, nullptr, stream)},
       {"cuMemCreate", with<decltype(cuMemCreate)>(&handle, 1 << 21, &properties, 0)},

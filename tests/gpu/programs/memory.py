@@ -6,6 +6,7 @@ python memory.py silent GIB         # the same, in a program that says nothing o
 python memory.py need GIB           # latency: allocates so much, and says in how many ms
 python memory.py accounts           # bytes at the driver's door against PyTorch's own
 python memory.py pageable           # best effort, pageable: large tensors in chunks, under PyTorch's own allocator
+python memory.py parked GIB         # best effort, pageable: fills so much, says `kept`, works until a line comes
 python memory.py observed           # bytes by `cudasched.torch.memory()` against PyTorch's own, at every step
 """
 
@@ -89,6 +90,34 @@ def keep(gib: float, say: bool = True) -> None:
     given = mine().memory_given_bytes
     assert given >= (gib - 1) * GIB, f"given {given}, kept {gib} GiB"
     empty(1)  # and it can allocate again
+
+
+def parked(gib: float) -> None:
+    """All bytes, and a chain of products that runs meanwhile, are as without a neighbour that needs the memory."""
+    import select
+
+    torch.manual_seed(1)
+    block = torch.randint(0, 1 << 40, (int(gib * GIB) // 8,), device="cuda")
+    expected = block.sum().item()
+    factor = torch.randn(2048, 2048, device="cuda") / 45
+
+    def chain(steps: int) -> torch.Tensor:
+        product = factor.clone()
+        for _ in range(steps):
+            product = (product @ factor).tanh()
+        return product
+
+    wait_until_asked()
+    print("kept", flush=True)
+    rounds = []
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        rounds.append(chain(50).double().sum())
+        torch.cuda.synchronize()
+    assert block.sum().item() == expected
+    assert len(set(torch.stack(rounds).tolist())) == 1, "rounds differ"
+    given = mine().memory_given_bytes
+    assert given > 0, "nothing was moved"
+    print(f"rounds {len(rounds)}, moved {given / GIB:.1f} GiB")
 
 
 def need(gib: float) -> None:

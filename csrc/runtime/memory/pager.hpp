@@ -1,0 +1,71 @@
+// Moves pageable memory (pageable.hpp) of a best-effort process to the host's and back, whole chunks of it, while the
+// process is stopped ("parked"). A latency client whose allocation fails asks for that (memory.hpp), or a controller.
+//
+//   host memory is pinned, and the program runs on
+//   the barrier closes (driver/barrier.hpp): the launcher and the program's calls wait, launches go into the ring
+//   the GPU becomes idle; where a call has waited for that for a second, nothing moves, and the program goes on
+//   chunks are copied, unmapped and given back; later created, mapped and copied again
+//   the barrier opens, once all chunks are back
+//
+// Memory comes back once no client asks, and the GPU has had room for all of it for a while. A process moves nothing
+// that has latency work, several contexts or devices, a capture, managed memory, memory that others may know, or no
+// launch queue. Where the host has no room, all stays where it is.
+//
+// Threads: the giver's (memory.cpp), of the one GPU; drop() is the program's, and the rest any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "memory/parking.hpp"
+
+namespace cudasched::runtime {
+
+class Device;
+class Pageable;
+
+class Pager {
+ public:
+  explicit Pager(Pageable& pageable) noexcept : pageable_(pageable) {}
+
+  // As of the giver's last look.
+  std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
+  std::uint64_t away() const noexcept { return away_.load(std::memory_order_relaxed); }
+
+  // Moves at least so many bytes away, or all. False: none moved; the log says why, once for each reason.
+  bool park(Device& device, std::uint64_t least) noexcept;
+  // Looks what can move, carries out what a controller wants, and moves memory back where that is due. `asked`: a
+  // client asks for memory.
+  void tend(Device& device, bool asked) noexcept;
+  // A controller wants all memory away until it says otherwise.
+  void want_away(bool away) noexcept {
+    if (!away) full_ns_.store(0);  // at once
+    wanted_away_.store(away);
+  }
+  bool wanted_away() const noexcept { return wanted_away_.load(); }
+
+  // The primary context is about to be reset. True: memory was away, and all chunks are gone.
+  bool drop() noexcept;
+  void reset_in_child() noexcept;
+
+ private:
+  std::string why_not(const Device& device) const;
+  std::string move_away(Device& device, std::uint64_t least);
+  std::string stop_program();
+  bool has_room() noexcept;
+  void note() noexcept;
+
+  Pageable& pageable_;
+  std::mutex moving_;
+  memory::Parking* parking_ = nullptr;  // never destroyed, as the pool
+  std::atomic<std::uint64_t> movable_{0};
+  std::atomic<std::uint64_t> away_{0};
+  std::atomic<bool> wanted_away_{false};
+  std::atomic<std::int64_t> full_ns_{0};  // the last look at which memory could not come back
+  std::int64_t refused_ns_ = 0;           // the giver's: the last move that failed
+  std::string said_;
+};
+
+}  // namespace cudasched::runtime
