@@ -284,21 +284,23 @@ TEST_F(ParkingTest, RefusedCallsOfTheDriverLoseNothing) {
 TEST_F(ParkingTest, AGpuThatDoesNotBecomeIdleEndsTheAttemptAndNotTheProgram) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
-  static std::atomic<bool> may_run;
-  may_run = false;
+  static std::atomic<bool> runs;
+  static std::atomic<bool> may_end;
   ASSERT_EQ((call<CUresult(CUstream, CUhostFn, void*)>(
                 "cuLaunchHostFunc", program_.stream(),
                 +[](void*) {
-                  while (!may_run) std::this_thread::yield();
+                  runs = true;
+                  while (!may_end) std::this_thread::yield();
                 },
                 static_cast<void*>(nullptr))),
             CUDA_SUCCESS);
+  ASSERT_TRUE(eventually([] { return runs.load(); }));
   want(true);
   ASSERT_TRUE(eventually([] { return driver::barrier().closed(); }));
   // Waits for the mover, and then not any more.
   ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", block, 1, 0)), CUDA_SUCCESS);
   want(false);
-  may_run = true;
+  may_end = true;
   program_.synchronize();
   EXPECT_EQ(pager().away(), 0U);
   EXPECT_TRUE(eventually([] { return !driver::barrier().closed(); }));
