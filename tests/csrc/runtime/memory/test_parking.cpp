@@ -284,17 +284,17 @@ TEST_F(ParkingTest, RefusedCallsOfTheDriverLoseNothing) {
 TEST_F(ParkingTest, AGpuThatDoesNotBecomeIdleEndsTheAttemptAndNotTheProgram) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
-  static std::atomic<bool> runs;
+  // The simulated driver runs host functions on a thread that asks it something: the giver's is to be there before.
+  ASSERT_TRUE(eventually([] { return pager().movable() == 4 * kMiB; }));
   static std::atomic<bool> may_end;
   ASSERT_EQ((call<CUresult(CUstream, CUhostFn, void*)>(
                 "cuLaunchHostFunc", program_.stream(),
                 +[](void*) {
-                  runs = true;
                   while (!may_end) std::this_thread::yield();
                 },
                 static_cast<void*>(nullptr))),
             CUDA_SUCCESS);
-  ASSERT_TRUE(eventually([] { return runs.load(); }));
+  ASSERT_TRUE(eventually([] { return !runtime::engine().known_device(0)->holds_launches(); })) << "it is submitted";
   want(true);
   ASSERT_TRUE(eventually([] { return driver::barrier().closed(); }));
   // Waits for the mover, and then not any more.
