@@ -169,24 +169,23 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned flags) {
 
 CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
   if (pointer == nullptr || bytes == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_context([&](Lock&, const std::shared_ptr<Context>& context) {
-    if (find_allocation(address_of(pointer), 1) != nullptr) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  return with_driver([&](Lock&) {
+    const auto context = current_context();
+    require(find_allocation(address_of(pointer), 1) == nullptr, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     Allocation made{.bytes = bytes, .type = CU_MEMORYTYPE_HOST, .context = context};
     made.mapped = true;  // the program's own
     driver().allocations.emplace(address_of(pointer), made);
-    return CUDA_SUCCESS;
   });
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
-  return with_context([&](Lock& lock, const std::shared_ptr<Context>& context) {
+  return with_driver([&](Lock& lock) {
+    const auto context = current_context();
     const auto found = driver().allocations.find(address_of(pointer));
-    if (found == driver().allocations.end() || found->second.type != CU_MEMORYTYPE_HOST || !found->second.mapped) {
-      return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    }
-    const CUresult result = synchronize_context(lock, context);
-    if (result == CUDA_SUCCESS) driver().allocations.erase(address_of(pointer));
-    return result;
+    require(found != driver().allocations.end() && found->second.type == CU_MEMORYTYPE_HOST && found->second.mapped,
+            CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    synchronize_context(lock, context);
+    driver().allocations.erase(address_of(pointer));
   });
 }
 
