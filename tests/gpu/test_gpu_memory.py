@@ -63,10 +63,12 @@ def test_pageable_memory_is_plain_memory_to_pytorch(start: Start) -> None:
 @pytest.mark.usefixtures("most_of_the_memory")
 def test_a_latency_client_gets_memory_that_a_training_uses(start: Start) -> None:
     gib = str(free_gib() * 6 // 10)
-    keeper = start("memory.py", "parked", gib, client_class="best_effort", settings={"CUDASCHED_PAGEABLE": "on"})
+    parks = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "on"}
+    patient = {"CUDASCHED_GIVE_BACK_MS": "30000"}
+    keeper = start("memory.py", "parked", gib, client_class="best_effort", settings=parks)
     line_of(keeper, "kept")
     for _ in range(2):  # at the second time the host's memory is pinned already
-        output = finish(start("memory.py", "need", gib, client_class="latency"))
+        output = finish(start("memory.py", "need", gib, client_class="latency", settings=patient))
         assert output.splitlines()[-1] == "done", output
         print(f"{gib} GiB beside {gib} GiB in use: {output}")
     answer = keeper.communicate("\n", timeout=PATIENCE_S)[0]

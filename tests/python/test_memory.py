@@ -199,7 +199,7 @@ def has(pointer, value, bytes):
 
 def a_pageable_program(stage: Stage, mib: int = 700) -> tuple[Program, int]:
     """And where its memory is, all of it in use and full of sevens."""
-    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on")
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_PARK="on")
     training.call(BITS)
     pointer = training.number(f"allocate({mib * MIB})")
     assert pointer > 0

@@ -115,7 +115,7 @@ void Memory::configure(const Settings& settings) {
   }
   holdings.set_limit(settings.memory_limit);
   pageable.configure(settings.pageable);
-  if (settings.pageable) driver::barrier().arm();
+  if (settings.pageable && settings.park) driver::barrier().arm();
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
 

@@ -29,6 +29,7 @@ constexpr std::uint64_t kHostPart = 16;            // of the host's available me
 
 // Empty: memory can move. The caller holds moving_, or is the giver.
 std::string Pager::why_not(const Device& device) const {
+  if (!driver::barrier().armed()) return "the setting park is off";
   if (device.registered(Class::kLatency)) return "it has latency work of its own";
   if (device.queue() == nullptr || !device.queue()->active()) return "its launches are not offloaded";
   if (driver::barrier().pinned())

@@ -32,7 +32,7 @@ using ::testing::ThrowsMessage;
 // A compiled program has these sizes in it, on x86-64 and arm64 alike: another size is another boundary. Counts grow:
 // arbiter/table.hpp has their size.
 static_assert(sizeof(cudasched_override) == 16 && sizeof(cudasched_ahead) == 16 && sizeof(cudasched_snapshot) == 128);
-static_assert(sizeof(cudasched_state) == 1'056 && sizeof(cudasched_client) == 344);
+static_assert(sizeof(cudasched_state) == 1'056 && sizeof(cudasched_client) == 352);
 static_assert(sizeof(cudasched_collected) == 4'112 && sizeof(cudasched_traced) == 4'120);
 
 // Simulated devices, tables and what the predictor learned, of this process alone and those that it starts; removed at

@@ -90,6 +90,7 @@ class ParkingTest : public ::testing::Test {
     Settings() {
       setenv("CUDASCHED_CLASS", "best_effort", 1);
       setenv("CUDASCHED_PAGEABLE", "on", 1);
+      setenv("CUDASCHED_PARK", "on", 1);
       setenv("CUDASCHED_SIM_MEMORY_MB", "1024", 1);
     }
   } settings_;
