@@ -11,13 +11,9 @@ namespace {
 
 constexpr std::int64_t kLookNs = 50 * kNsPerMs;
 
-constinit Barrier the_barrier;
-
 pthread_key_t ends;  // of threads that have jumped
 
 }  // namespace
-
-Barrier& barrier() noexcept { return the_barrier; }
 
 constinit thread_local Barrier::Thread Barrier::thread{};
 
@@ -60,12 +56,12 @@ bool Barrier::enter(bool stays) noexcept {
   return true;
 }
 
-void Barrier::leave() noexcept {
-  if (armed() && --thread.depth == 0) inside_.fetch_sub(1);
+void Barrier::left() noexcept {
+  if (--thread.depth == 0) inside_.fetch_sub(1);
 }
 
-void Barrier::wait() noexcept {
-  if (!armed() || thread.depth != 0) return;
+void Barrier::wait_outside() noexcept {
+  if (thread.depth != 0) return;
   if (word_.load(std::memory_order_relaxed) == kOpen) [[likely]]
     return;
   settle();

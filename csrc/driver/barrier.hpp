@@ -27,7 +27,10 @@ class Barrier {
 
   // Waits while the barrier is closed. False: the process ends while its memory is away, and the call must fail.
   bool enter() noexcept { return !armed() || enter(/*stays=*/false); }
-  void leave() noexcept;
+  void leave() noexcept {
+    if (armed()) [[unlikely]]
+      left();
+  }
   // The same for a call that will not leave.
   bool jump() noexcept { return !armed() || enter(/*stays=*/true); }
   // False, without waiting, where the barrier is closed.
@@ -38,7 +41,10 @@ class Barrier {
       has_returned();
   }
   // Waits while the barrier is closed, and stays outside.
-  void wait() noexcept;
+  void wait() noexcept {
+    if (armed()) [[unlikely]]
+      wait_outside();
+  }
   void pin() noexcept { pinned_.store(true); }
   bool pinned() const noexcept { return pinned_.load(); }
 
@@ -64,6 +70,8 @@ class Barrier {
   static constinit thread_local Thread thread __attribute__((tls_model("initial-exec")));
 
   bool enter(bool stays) noexcept;
+  void left() noexcept;
+  void wait_outside() noexcept;
   bool await() noexcept;
   void has_returned() noexcept;
   bool change(std::uint32_t from, std::uint32_t to) noexcept;
@@ -75,7 +83,9 @@ class Barrier {
   std::atomic<std::int64_t> closing_ns_{0};  // since when
 };
 
-Barrier& barrier() noexcept;
+inline constinit Barrier the_barrier;
+
+inline Barrier& barrier() noexcept { return the_barrier; }
 
 // A call inside the barrier, for the length of a scope.
 class Crossing {

@@ -48,12 +48,14 @@ queue::Site find_site(CUstream stream, CUevent event) noexcept {
 // A launch that was not deferred.
 template <typename Submit>
 CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
-  driver::barrier().wait();
+  const bool crosses = driver::barrier().armed();
+  if (crosses) [[unlikely]]
+    driver::barrier().wait();
   const runtime::Ticket ticket = runtime::begin_launch(call);
   runtime::TracedLaunch traced(call, ticket.pass.predicted_ns);
   telemetry::Record record;
   if (telemetry::collecting()) record = runtime::begin_collected(call);
-  const CUresult status = driver::crossed(submit);
+  const CUresult status = crosses ? driver::crossed(submit) : submit();
   traced.returned(status);
   if (record.open) runtime::end_collected(record, call, status);
   runtime::end_launch(ticket, call, status);
