@@ -91,7 +91,7 @@ def trace(session: Session) -> Found:
     Raises:
         HarnessError: Records were dropped, which costs less than keeping them.
     """
-    sources = [ROOT / "csrc" / "telemetry" / f"{name}.cpp" for name in ("trace", "trace_file", "journal")]
+    sources = [ROOT / "csrc" / "telemetry" / f"{name}.cpp" for name in ("trace", "trace_file", "block_file", "journal")]
     sources += [ROOT / "csrc" / "base" / name for name in ("class.cpp", "log.cpp")]
     program = build(session, "trace", *sources)
     batches: dict[str, list[float]] = {}
