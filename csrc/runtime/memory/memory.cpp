@@ -322,10 +322,9 @@ void Memory::start_givers() noexcept {
   if (give_back_ns() == 0 || stopped_.load() || !hot().scheduling.load()) return;
   engine().for_each_device([&](Device& device) {
     const int ordinal = device.ordinal();
-    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() ||
-        (!can_give(device) && pageable.pool_made() == nullptr)) {
-      return;
-    }
+    const bool parks =
+        driver::barrier().armed() && pageable.pool_made() != nullptr && device.registered(Class::kBestEffort);
+    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() || !(parks || can_give(device))) return;
     std::atomic<bool>& runs = giver_runs_[static_cast<std::size_t>(ordinal)];
     if (runs.exchange(true)) return;
     const bool started = run_apart([this, &device, &runs] {
