@@ -4,6 +4,21 @@
 
 namespace cudasched::hook {
 
+bool uses_memory(const EntryPoint* point) noexcept {
+  if (point == nullptr) return true;
+  switch (point->meaning) {
+    case Meaning::kNone:
+    case Meaning::kBeginCapture:
+    case Meaning::kInstantiate:
+    case Meaning::kChangeExec:
+    case Meaning::kNamesMemory:
+    case Meaning::kPinsMemory:
+      return true;
+    default:
+      return false;
+  }
+}
+
 const EntryPoint* find_symbol(std::string_view symbol) noexcept {
   const std::string_view plain = is_twin(symbol) ? symbol.substr(0, symbol.size() - 5) : symbol;
   const auto points = entry_points();

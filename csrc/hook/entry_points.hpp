@@ -99,6 +99,11 @@ constexpr bool is_twin(std::string_view symbol) noexcept {
   return symbol.ends_with("_ptsz") || symbol.ends_with("_ptds");
 }
 
+// May a call use memory that a program has allocated, or ask about it? A function that the table does not know (null)
+// may. A free passes: it waits for work, and memory that is away is freed once it is back
+// (runtime/memory/pageable.hpp).
+bool uses_memory(const EntryPoint* point) noexcept;
+
 // By exported symbol, a twin's too; null: not listed.
 const EntryPoint* find_symbol(std::string_view symbol) noexcept;
 

@@ -344,23 +344,6 @@ CUresult event_destroy(CUevent event) noexcept {
 CUresult not_ready() noexcept { return CUDA_ERROR_NOT_READY; }
 CUresult deinitialized() noexcept { return CUDA_ERROR_DEINITIALIZED; }
 
-// May a call use memory that a program has allocated, or ask about it? A function that the table does not know may. A
-// free passes: it waits for work, and memory that is away is freed once it is back (runtime/memory/pageable.hpp).
-bool uses_memory(const EntryPoint* point) noexcept {
-  if (point == nullptr) return true;
-  switch (point->meaning) {
-    case Meaning::kNone:
-    case Meaning::kBeginCapture:
-    case Meaning::kInstantiate:
-    case Meaning::kChangeExec:
-    case Meaning::kNamesMemory:
-    case Meaning::kPinsMemory:
-      return true;
-    default:
-      return false;
-  }
-}
-
 CUresult hand_over_error() noexcept {
   const Site site = state.engine.find_site(nullptr, nullptr);
   CUresult found = CUDA_SUCCESS;
