@@ -489,8 +489,7 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
   if (for_moves) {
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
-    auto* const get_info = driver::table().cuMemGetInfo;
-    if (get_info != nullptr && get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS && free_bytes < bytes_) {
+    if (driver::table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS && free_bytes < bytes_) {
       lacks -= free_bytes;
     }
     lacks = std::max(std::min(lacks, movable), kLeastMoveBytes);

@@ -117,6 +117,7 @@ bool Pager::has_room() noexcept {
 }
 
 void Pager::tend(Device& device, bool asked) noexcept {
+  if (!driver::barrier().armed()) return;  // nothing can move
   const std::int64_t now = now_ns();
   const bool may_try = now - refused_ns_ >= kRefusedNs;
   bool can = false;
