@@ -53,7 +53,13 @@ async def main(port: str, token: str, path: str) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         metadata = (("authorization", f"Bearer {token}"),)
-        await call(request, metadata=metadata, wait_for_ready=True)
+        while True:  # the first ones are slow, and may be refused
+            try:
+                await call(request, metadata=metadata, wait_for_ready=True)
+                break
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
         print(json.dumps("ready"), flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             done = await offer(lambda body: call(body, metadata=metadata, timeout=10), request, json.loads(line))
