@@ -30,8 +30,8 @@ from benchmarks.store import Store
 
 SLO_MS = 25.0
 ATTAINED = 0.99
-RATES = tuple(round(200 * 1.15**step) for step in range(24))
-"""Requests a second of all models together, from 200 to 5,000."""
+RATES = tuple(round(20 * 1.2**step) for step in range(30))
+"""Requests a second of all models together, from 20 to 4,000."""
 BURSTS = {"poisson": 1.0, "bursts": 4.0}
 """The mean number of requests that come at once."""
 GRID = {
@@ -186,9 +186,11 @@ def measure(arm: str, session: Session) -> Found:
 
         def in_time(rate: int, kind: str) -> bool:
             session.need(2 * session.options.seconds)
-            share, latency_ms = _served(callers.offer(rate, session.options.seconds, BURSTS[kind]))
+            loads = callers.offer(rate, session.options.seconds, BURSTS[kind])
+            share, latency_ms = _served(loads)
             p50, p99 = (percentile(latency_ms or [0.0], part) for part in (0.5, 0.99))
-            session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time, P50/P99 {p50:.1f}/{p99:.1f} ms")
+            each = ", ".join(f"{name} {_served({name: load})[0]:.0%}" for name, load in loads.items())
+            session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time ({each}), P50/P99 {p50:.1f}/{p99:.1f} ms")
             return share >= ATTAINED
 
         kept = {kind: [highest(partial(in_time, kind=kind))] for kind in BURSTS}

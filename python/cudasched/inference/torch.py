@@ -70,6 +70,7 @@ class Model:
         self._module, self._device = module, torch.device(device)
         self._graphs: dict[int, tuple[Any, Any, Any]] | None = {} if graphs else None
         self._pool: Any = None
+        self._host: Any = None  # inputs on their way to a graph
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Outputs on the host, one for each input: views of one tensor a batch.
@@ -117,7 +118,7 @@ class Model:
             if size not in self._graphs:
                 self._graphs[size] = self._capture(size)
             graph, memory, outputs = self._graphs[size]
-            _map(lambda to, *rows: to[:count].copy_(torch.stack(rows), non_blocking=True), memory, *inputs)
+            _map(_load, memory, self._host, *inputs)
             graph.replay()
         own = self._graphs is not None  # the next replay writes to the same memory
         outputs = _map(lambda output: _rows(output, size)[:count].to("cpu", copy=own), outputs)  # waits for the GPU
@@ -127,6 +128,10 @@ class Model:
         if isinstance(batch, Mapping):
             return self._module(**batch)
         return self._module(*batch) if isinstance(batch, (tuple, list)) else self._module(batch)
+
+    def _pinned(self, one: torch.Tensor) -> torch.Tensor:
+        shape = self.sizes[-1], *one.shape
+        return torch.empty(shape, dtype=one.dtype, pin_memory=self._device.type == "cuda")
 
     def _capture(self, size: int) -> tuple[Any, Any, Any]:
         """A graph with the memory of its inputs and outputs."""
@@ -138,12 +143,32 @@ class Model:
             for _ in range(_WARM_UP):
                 self._forward(memory)
         graph = cuda.CUDAGraph()
-        self._pool = self._pool or cuda.graph_pool_handle()
+        if self._pool is None:
+            self._pool = cuda.graph_pool_handle()
+            self._host = _map(self._pinned, self.example)
         # Other threads of the program may allocate meanwhile.
         with cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             outputs = self._forward(memory)
         cuda.current_stream(self._device).wait_stream(stream)
         return graph, memory, outputs
+
+
+def _load(memory: torch.Tensor, host: torch.Tensor, *rows: torch.Tensor) -> None:
+    """Copies rows into a graph's memory, by way of `host`, on this thread; PyTorch would start one a core."""
+    count = len(rows)
+    if not rows[0].is_cpu:
+        memory[:count].copy_(torch.stack(rows))
+        return
+    for place, row in enumerate(rows):
+        if (row.dtype, row.shape) != (host.dtype, host.shape[1:]):
+            needed = f"{host.dtype} of shape {tuple(host.shape[1:])} is needed"
+            raise ValueError(f"an input is {row.dtype} of shape {tuple(row.shape)}: {needed}")
+        _bytes(host[place])[...] = _bytes(row)
+    memory[:count].copy_(host[:count], non_blocking=True)
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
