@@ -237,6 +237,11 @@ GOODPUT = Benchmark(
         **{f"{who}_{kind}_per_s": (0.0, "more") for kind in BURSTS for who in ("goodput", "triton")},
     },
     settings={"seconds": (2.5, 0.4)},
+    limits=dict.fromkeys(
+        [f"goodput_of_triton_{kind}" for kind in BURSTS],
+        "one interpreter decodes, batches and answers the requests of all models; Triton's front is C++, and each model "
+        "has a process of its own",
+    ),
     results="inference",
     merge=merge,
 )
