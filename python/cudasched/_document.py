@@ -1,13 +1,17 @@
-"""The document that `--json` prints: one line, one form for every command (docs/json.md)."""
+"""What commands say to others: the line of JSON that `--json` prints (docs/json.md), and pages."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from cudasched._text import printable
 from cudasched._version import __version__
+from cudasched.errors import Error
 
-__all__ = ["SCHEMA_VERSION", "document"]
+__all__ = ["SCHEMA_VERSION", "document", "page"]
 
 SCHEMA_VERSION = 1
 
@@ -20,3 +24,26 @@ def document(kind: str, data: Any) -> str:
         data: The command's findings; docs/json.md has the fields for each kind.
     """
     return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "version": __version__, "data": data})
+
+
+def page(template: Path, extra: str, filters: dict[str, Callable[..., Any]], **values: object) -> str:
+    """One HTML document of a template: all values are escaped.
+
+    Args:
+        template: Jinja's; it fetches nothing.
+        extra: Of cudasched, with jinja2 in it.
+        filters: The template's, beside `printable`.
+        values: Of the template's names.
+
+    Raises:
+        Error: jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise Error(f"HTML reports need jinja2: pip install 'cudasched[{extra}]'") from None
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(filters, printable=printable)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**values)

@@ -8,6 +8,7 @@ name.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from cudasched.errors import ConfigError, Error
 
-__all__ = ["Output"]
+__all__ = ["Output", "claimed"]
 
 _MOST_LINKS = 40
 _OPEN_FILE = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd/(\d+)")
@@ -164,3 +165,47 @@ class Output:
             descriptor = os.open(self._target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY)
         with open(temporary, "rb") as source, open(descriptor, "wb") as sink:
             shutil.copyfileobj(source, sink)
+
+
+@contextlib.contextmanager
+def claimed(directory: Path, output: Path, command: str, *, new: bool) -> Iterator[None]:
+    """Makes the directory of a command's files, or takes one that was left; it is this process's within the block.
+
+    Args:
+        directory: Only the user may read it.
+        output: The file that the command makes of these.
+        command: Its name.
+        new: The directory must not exist yet.
+
+    Raises:
+        Error: Another process writes into the directory, a command that did not end left it, or it cannot be made.
+    """
+    there = False
+    if new:
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            there = True
+        except OSError as error:
+            raise Error(f"{directory} cannot be made: {error.strerror}; choose another output") from None
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Error(f"{directory} cannot be opened: {error.strerror}; remove it, or choose another output") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Error(
+                f"another `cudasched {command}` writes into {output} now; wait for it, or choose another file"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        if there:
+            raise Error(
+                f"{directory} holds the files of a `cudasched {command} -o {output}` that was never finished: the same "
+                "command finishes it, or remove the directory"
+            )
+        yield
+    finally:
+        os.close(descriptor)

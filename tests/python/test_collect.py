@@ -373,7 +373,7 @@ def test_a_second_collection_into_the_same_file_is_refused_while_one_runs(
         assert first.stdout is not None and first.stdout.readline() == "on\n"
         for arguments in (["--timing", "events", "--", "true"], []):  # another one, and one that would finish it
             ended = cudasched("collect", "-o", "data.parquet", *arguments)
-            assert ended.returncode == 1 and "another process is recording into data.parquet" in ended.stderr
+            assert ended.returncode == 1 and "another `cudasched collect` writes into data.parquet" in ended.stderr
         assert journals_of(Path("data.parquet")).is_dir()
     finally:
         first.communicate("\n", timeout=PATIENCE_S)

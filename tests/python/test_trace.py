@@ -371,7 +371,7 @@ def test_a_killed_command_is_finished_later(command: str, cudasched: Run, simula
     assert started.stdout.readline() == "there\n"
     second = cudasched("trace", "-o", str(TRACE), "--", "true")
     assert second.returncode == 1
-    assert "another process is tracing into out.pftrace now" in second.stderr
+    assert "another `cudasched trace` writes into out.pftrace now" in second.stderr
     started.kill()
     started.wait()
     started.stdin.close()  # the program ends
@@ -381,7 +381,7 @@ def test_a_killed_command_is_finished_later(command: str, cudasched: Run, simula
         pass
     assert done.returncode == 2
     third = cudasched("trace", "-o", str(TRACE), "--", "true")
-    assert "holds the files of a trace into out.pftrace that was never finished" in third.stderr
+    assert "holds the files of a `cudasched trace -o out.pftrace` that was never finished" in third.stderr
     finished = cudasched("trace", "-o", str(TRACE))
     assert finished.returncode == 0, finished.stderr
     assert len(parse(TRACE).of("launch")) == 20

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cudasched._document import page
 from cudasched._text import printable
 from cudasched.advise.diff import Change
 from cudasched.advise.report import Finding, Function, Kernel, Report
-from cudasched.errors import Error
 
 __all__ = ["changes", "html", "terminal"]
 
@@ -234,13 +234,6 @@ def html(report: Report) -> str:
     Raises:
         Error: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise Error("HTML reports need jinja2: pip install 'cudasched[advise]'") from None
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     filters: dict[str, Callable[..., Any]] = {
         "time": _time,
         "percent": _percent,
@@ -248,9 +241,7 @@ def html(report: Report) -> str:
         "waves": _waves,
         "label": _label,
         "estimate": _estimate,
-        "printable": printable,
     }
-    environment.filters.update(filters)
     advised = [(place, kernel) for place, kernel in enumerate(report.kernels) if kernel.findings]
     advised.sort(key=lambda one: -(one[1].time_at_stake_ns or 0))
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(report=report, advised=advised)
+    return page(_TEMPLATE, "advise", filters, report=report, advised=advised)

@@ -15,13 +15,13 @@ from typing import Annotated
 import typer
 
 from cudasched import _preload, hook
-from cudasched._output import Output
+from cudasched._output import Output, claimed
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, executable, find_program, unreached
 from cudasched.cli.run import configure
-from cudasched.collect._dataset import arrow, claim, convert, journals_of
+from cudasched.collect._dataset import arrow, convert, journals_of
 from cudasched.collect._journal import scan
 from cudasched.errors import ConfigError, Error
 
@@ -218,7 +218,7 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
     if not program:
         if not directory.is_dir():
             raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
-        with claim(directory, output, new=False):
+        with claimed(directory, output, "collect", new=False):
             return _finish(directory, target, 0, quiet)
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     if (apart := unreached(path)) and not apart.passes_on:
@@ -231,7 +231,7 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
         raise ConfigError(
             "CUPTI knows nothing of the simulated driver: `--timing events` of `cudasched collect` needs none"
         )
-    with claim(directory, output, new=True):
+    with claimed(directory, output, "collect", new=True):
         progress = _Progress(directory, quiet)
         try:
             code = run_to_end(path, program, environment, progress.show)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cudasched import _preload, hook
-from cudasched._output import Output
+from cudasched._output import Output, claimed
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.collect import run_to_end
@@ -157,7 +157,7 @@ def run_traced(
             then.
     """
     from cudasched.observe.trace._device import check
-    from cudasched.observe.trace._parts import check_limit, claim, convert, format_of, parts_of, remove
+    from cudasched.observe.trace._parts import check_limit, convert, format_of, parts_of, remove
 
     form = format_of(output, form)
     check_limit(limit_mb)
@@ -170,14 +170,14 @@ def run_traced(
         if not program:
             if not directory.is_dir():
                 raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
-            with claim(directory, output, new=False):
+            with claimed(directory, output, "trace", new=False):
                 return finish(directory, 0)
         path = find_program(program[0], os.environ.get("PATH", os.defpath))
         if (apart := unreached(path)) and not apart.passes_on:
             raise ProgramError(f"{program[0]} cannot be traced: {apart.why}")
         configure()
         hook.load_core().find_driver()
-        with claim(directory, output, new=True):
+        with claimed(directory, output, "trace", new=True):
             try:
                 environment = _environment(path, directory, limit_mb, device_times)
                 code = run_to_end(path, program, environment, lambda: None)

@@ -22,8 +22,8 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from cudasched import hook
-from cudasched._output import Output
-from cudasched.collect._dataset import SCHEMA_VERSION, arrow, claim, convert, journals_of, read, schema, write
+from cudasched._output import Output, claimed
+from cudasched.collect._dataset import SCHEMA_VERSION, arrow, convert, journals_of, read, schema, write
 from cudasched.errors import Error, HookError, HookWarning
 
 __all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema", "write"]
@@ -68,7 +68,7 @@ class recording:  # noqa: N801  used like a function
             )
         self._output = Output(self._path)
         directory = journals_of(self._path)
-        self._claim = claim(directory, self._path, new=True)
+        self._claim = claimed(directory, self._path, "collect", new=True)
         self._claim.__enter__()
         try:
             hook.load_core().collect_start(str(directory), self._timing, None, self._capacity_mb << 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SCHEMA_VERSION", "arrow", "claim", "convert", "journals_of", "read", "schema", "write"]
+__all__ = ["SCHEMA_VERSION", "arrow", "convert", "journals_of", "read", "schema", "write"]
 
 SCHEMA_VERSION = "1"
 ROW_GROUP_ROWS = 65_536
@@ -189,49 +188,6 @@ def _batches(summaries: Iterable[Summary], form: pa.Schema) -> Iterator[pa.Recor
         for block in journal.blocks():
             if len(block.rows):
                 yield _batch(journal, block, form)
-
-
-@contextlib.contextmanager
-def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
-    """Makes the directory of journals, or takes one that was left; for the length of the block it is this process's.
-
-    Args:
-        directory: Of the journals.
-        output: The data set of these journals.
-        new: The directory must not exist yet.
-
-    Raises:
-        Error: Another process records into the directory, an unfinished collection left it, or it cannot be made.
-    """
-    there = False
-    if new:
-        try:
-            directory.mkdir()
-        except FileExistsError:
-            there = True
-        except OSError as error:
-            raise Error(f"launches cannot be recorded: {directory} cannot be made: {error.strerror}") from None
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Error(f"{directory} cannot be opened: {error.strerror}; remove it, or choose another output") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Error(
-                f"another process is recording into {output} now; wait for it, or choose another file"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        if there:
-            raise Error(
-                f"{directory} holds the files of a recording into {output} that was never finished: "
-                f"`cudasched collect -o {output}` finishes it, or remove the directory"
-            )
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class _NothingRecordedError(Exception):

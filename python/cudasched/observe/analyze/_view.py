@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._document import page
 from cudasched._table import Column, fitted
 from cudasched._text import printable
-from cudasched.errors import Error
 from cudasched.observe.analyze._model import Analysis, Counters
 
 if TYPE_CHECKING:
@@ -113,22 +113,12 @@ def html(analysis: Analysis) -> str:
     Raises:
         Error: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise Error("HTML reports need jinja2: pip install 'cudasched[advise]'") from None
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     filters: dict[str, Callable[..., Any]] = {
         "time": _time,
         "share": _share,
         "percent": _percent,
         "ratio": _ratio,
         "stalls": _stalls,
-        "printable": printable,
     }
-    environment.filters.update(filters)
     advised = {kernel.function: kernel.findings for kernel in reversed(analysis.advice.kernels) if kernel.findings}
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(analysis=analysis, advised=advised)
+    return page(_TEMPLATE, "advise", filters, analysis=analysis, advised=advised)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._document import page
 from cudasched._table import Column, fitted
 from cudasched._text import printable
-from cudasched.errors import Error
 from cudasched.observe.baseline._model import Compared, Comparison
 
 if TYPE_CHECKING:
@@ -188,13 +188,6 @@ def html(found: Comparison) -> str:
     Raises:
         Error: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise Error("HTML reports need jinja2: pip install 'cudasched[baseline]'") from None
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     filters: dict[str, Callable[..., Any]] = {
         "time": _time,
         "percent": _percent,
@@ -203,8 +196,13 @@ def html(found: Comparison) -> str:
         "p": _p,
         "short": _short,
         "strip": strip,
-        "printable": printable,
     }
-    environment.filters.update(filters)
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(found=found, headline=headline(found), power=_power(found), forest=forest(found))
+    return page(
+        _TEMPLATE,
+        "baseline",
+        filters,
+        found=found,
+        headline=headline(found),
+        power=_power(found),
+        forest=forest(found),
+    )

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from cudasched import hook
-from cudasched._output import Output
+from cudasched._output import Output, claimed
 from cudasched.errors import HookError, HookWarning
 from cudasched.observe.trace._device import check
-from cudasched.observe.trace._parts import check_limit, claim, convert, format_of, parts_of, remove
+from cudasched.observe.trace._parts import check_limit, convert, format_of, parts_of, remove
 from cudasched.observe.trace._timeline import Summary
 
 __all__ = ["Summary", "trace"]
@@ -78,7 +78,7 @@ class trace:  # noqa: N801  used like a function
         self._flame = Output(self._flame_path) if self._flame_path is not None else None
         directory = parts_of(self._path)
         core = hook.load_core()
-        self._claim = claim(directory, self._path, new=True)
+        self._claim = claimed(directory, self._path, "trace", new=True)
         self._claim.__enter__()
         try:
             core.trace_start(str(directory.absolute()), self._limit_bytes)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from cudasched._output import Output
@@ -18,7 +15,7 @@ from cudasched.observe.trace._json import JsonSink
 from cudasched.observe.trace._perfetto import PerfettoSink
 from cudasched.observe.trace._timeline import Summary, add_process
 
-__all__ = ["FORMATS", "check_limit", "claim", "convert", "format_of", "parts_of"]
+__all__ = ["FORMATS", "check_limit", "convert", "format_of", "parts_of"]
 
 FORMATS = {"perfetto": PerfettoSink, "json": JsonSink}
 _LEAST_MB, _MOST_MB = 1, 1 << 20
@@ -51,42 +48,6 @@ def check_limit(limit_mb: int) -> int:
 def parts_of(path: Path) -> Path:
     """The directory of the parts of the trace `path`."""
     return path.with_name(path.name + ".parts")
-
-
-@contextlib.contextmanager
-def claim(directory: Path, output: Path, *, new: bool) -> Iterator[None]:
-    """Makes the directory, or takes one that was left; for the length of the block it is this process's.
-
-    Raises:
-        Error: Another process traces into the directory, an unfinished trace left it, or it cannot be made.
-    """
-    there = False
-    if new:
-        try:
-            directory.mkdir(mode=0o700)
-        except FileExistsError:
-            there = True
-        except OSError as error:
-            raise Error(f"nothing can be traced: {directory} cannot be made: {error.strerror}") from None
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise Error(f"{directory} cannot be opened: {error.strerror}; remove it, or choose another output") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Error(f"another process is tracing into {output} now; wait for it, or choose another file") from None
-        except OSError:
-            pass  # a file system without locks
-        if there:
-            raise Error(
-                f"{directory} holds the files of a trace into {output} that was never finished: "
-                f"`cudasched trace -o {output}` finishes it, or remove the directory"
-            )
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class _NothingTracedError(Exception):
