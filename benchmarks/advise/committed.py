@@ -46,32 +46,9 @@ GRAPHS = ("bert_graph", "vit_graph")
 HOST_MS = 0.1
 
 
-def made_of(trace: simulate.Trace) -> beside.Recording:
-    """A recording of a trace that no file has: which part of the GPU its launches take is not told."""
-    count = trace.launches
-    halves = trace.core.with_shares([0.5] * count, [0.0] * count)
-    least = simulate.Trace(trace.name, count, trace.gpu_ms, trace.load, halves, trace.ends)
-    return beside.Recording(
-        path="",
-        gpu="",
-        trace=trace,
-        least=least,
-        launches_per_s=count / trace.gpu_ms * 1e3,
-        idle=0.0,
-        untold=1.0,
-        kernels=(),
-        longest_ms=0.0,
-        request_hz=None,
-        requests=max(len(trace.ends), 1),
-        memory_bytes=0,
-        gpu_memory_bytes=0,
-        identity=(hash(trace.name), 0, 0),
-    )
-
-
 def busy(name: str) -> beside.Recording:
     """A program that never leaves the GPU idle."""
-    return made_of(simulate.host_trace([6_000] * 100, [1_000_000] * 100, [False] * 100, name=name))
+    return beside.unrecorded(simulate.host_trace([6_000] * 100, [1_000_000] * 100, [False] * 100, name=name))
 
 
 def programs_of(source: str, recorded: Mapping[str, Any], row: ColocationRow) -> beside.Recording | None:
@@ -81,18 +58,18 @@ def programs_of(source: str, recorded: Mapping[str, Any], row: ColocationRow) ->
     known = recorded["beside"].get(row.best_effort_load)
     if known is None:
         return None
-    return made_of(replayed.beside_trace(known, row.best_effort_load, row.best_effort_alone_per_s))
+    return beside.unrecorded(replayed.beside_trace(known, row.best_effort_load, row.best_effort_alone_per_s))
 
 
 def server_of(source: str, recorded: Mapping[str, Any], row: ColocationRow) -> beside.Recording | None:
     """The server of a row; None where nothing is known of it."""
     assert row.alone_ms is not None
     if row.latency_load in GRAPHS:
-        return made_of(simulate.request(row.alone_ms.p50 - HOST_MS, kernels=30, name=row.latency_load))
+        return beside.unrecorded(simulate.request(row.alone_ms.p50 - HOST_MS, kernels=30, name=row.latency_load))
     own = recorded["servers"].get(row.latency_load)
     if source != "host_bound" or own is None or own["waits"]:  # a decoder's latencies are times between tokens
         return None
-    return made_of(replayed.server_trace({**own, "request_ms": row.alone_ms.p50}, row.latency_load))
+    return beside.unrecorded(replayed.server_trace({**own, "request_ms": row.alone_ms.p50}, row.latency_load))
 
 
 def committed(*sources: str) -> Iterator[Compared]:

@@ -347,13 +347,20 @@ def _content(found: Found) -> str:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
-def _line_of(text: str, key: str) -> int:
+def line_of(text: str, key: str) -> int:
     """The line that sets `key`, 1 if it cannot be told."""
     pattern = re.compile(rf"""^\s*\[*\s*(["']?){re.escape(key)}\1\s*[].=]""")
     return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """A TOML file that the user names, and its text. Raises ConfigError, with the line, where it is none."""
+    text = _content(Found(path, named=True, may_set_paths=True))
+    return parse_toml(path, text), text
+
+
+def parse_toml(path: Path, text: str) -> dict[str, Any]:
+    """A TOML file's text as a table. Raises ConfigError, with the line, where it is none."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -399,7 +406,7 @@ def _read_file(found: Found) -> _Layer:
     path = found.path
     try:
         text = _content(found)
-        values = _parsed(path, text)
+        values = parse_toml(path, text)
     except _UntrustedError as error:
         layer.notes.append(
             f"{path} is not read: {error}, and a configuration file that was only found must be yours or root's; if "
@@ -410,12 +417,12 @@ def _read_file(found: Found) -> _Layer:
         layer.problems.append(str(error))
         return layer
     if "class" in values and "client_class" in values:
-        line = _line_of(text, "class")
+        line = line_of(text, "class")
         layer.problems.append(f"{path}, line {line}: class and client_class are the same; keep one")
         return layer
     for key, value in values.items():
         field = "client_class" if key == "class" else key
-        place = f"{path}, line {_line_of(text, key)}"
+        place = f"{path}, line {line_of(text, key)}"
         if field not in VARIABLES:
             layer.problems.append(f"{place}: unknown key {shown(key)}{closest(key, ['class', *VARIABLES])}")
         elif settings()[field].kind == "path" and not found.may_set_paths:

@@ -61,6 +61,7 @@ __all__ = [
     "policies",
     "read_trace",
     "request",
+    "run",
     "trace_in",
     "trace_of",
 ]
@@ -74,13 +75,15 @@ ADAPTIVE = "auto"
 _MS = 1e6
 REQUEST_GAP_MS = 1.0
 _PAUSE_S = 1.0
-_LIMITS: Mapping[str, tuple[float, float]] = {
+LIMITS: Mapping[str, tuple[float, float]] = {
     "rate_hz": (0.001, 100_000),
     "seconds": (0.001, 3_600),
     "seed": (0, 2**63 - 1),
     "gpu_ms": (1e-6, 3_600_000),
     "kernels": (1, 1_000_000),
     "slo_ms": (0.001, 3_600_000),
+    "alone_ms": (0, 3_600_000),
+    "request_ms": (1e-6, 3_600_000),
     "request_gap_ms": (0.001, 3_600_000),
     "prepare_ms": (0, 3_600_000),
     "expect_ms": (0, 1000),
@@ -278,6 +281,9 @@ class Row:
         best_effort_per_s: How often the best-effort clients got through their traces, a second, summed.
         best_effort_ratio: Best-effort GPU time / (the arm alone's x (1 - duty of the latency clients)).
         utilisation: Share of the time in which the GPU ran a kernel.
+        latency_busy: Share of the time in which latency clients' kernels ran.
+        best_effort_busy: The same of best-effort clients.
+        by_client: Latencies of each latency client, in order; unserved requests count as long as the simulation.
         unserved: Requests not complete by the end.
         launches: Submitted in the simulated time.
         policy_refused: Why a policy was switched off; empty: it was not.
@@ -292,6 +298,9 @@ class Row:
     best_effort_per_s: float | None
     best_effort_ratio: float | None
     utilisation: float
+    latency_busy: float
+    best_effort_busy: float
+    by_client: tuple[Latency | None, ...]
     unserved: int
     launches: int
     policy_refused: str = ""
@@ -303,9 +312,9 @@ class Row:
         return {**asdict(self), "comparisons": compared}
 
 
-def _checked(what: str, value: float) -> float:
-    """Raises ConfigError where the value is out of its limits, or no number."""
-    least, most = _LIMITS[what]
+def checked(what: str, value: object) -> float:
+    """The value. Raises ConfigError where it is out of its limits (`LIMITS`), or no number."""
+    least, most = LIMITS[what]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise ConfigError(f"{what} = {shown(value)}: must be a number from {least:.12g} to {most:.19g}")
     return value
@@ -347,7 +356,7 @@ def trace_of(
     """
     if not submitted_ns:
         raise ConfigError(f"{name} has no launches")
-    _checked("kernels", kernels)
+    checked("kernels", kernels)
     starts = [-1 if start is None else start for start in start_ns]
     core = _engine().Trace(
         list(submitted_ns), starts, list(duration_ns), kernels, _nanoseconds("recording_us", recording_us)
@@ -397,7 +406,7 @@ def request(gpu_ms: float, *, kernels: int = 1, name: str = "request") -> Trace:
     Raises:
         ConfigError: The time is not above 0, or there is no kernel.
     """
-    _checked("gpu_ms", gpu_ms)
+    checked("gpu_ms", gpu_ms)
     return trace_of([0], [None], [round(gpu_ms * _MS)], name=name, requests=True, kernels=kernels)
 
 
@@ -565,10 +574,10 @@ def latency(
     given |= {} if slo_ms is None else {"slo_ms": slo_ms}
     given |= {} if request_gap_ms is None else {"request_gap_ms": request_gap_ms}
     for what, value in given.items():
-        _checked(what, value)
-    if rate_hz * seconds > _LIMITS["arrivals"][1]:
+        checked(what, value)
+    if rate_hz * seconds > LIMITS["arrivals"][1]:
         raise ConfigError(
-            f"{rate_hz:g} requests a second for {seconds:g} s are more than the {_LIMITS['arrivals'][1]:.0f} that are "
+            f"{rate_hz:g} requests a second for {seconds:g} s are more than the {LIMITS['arrivals'][1]:.0f} that are "
             "simulated: take a lower rate, or fewer seconds"
         )
     try:
@@ -601,15 +610,20 @@ def _summary(latencies_ms: Sequence[float]) -> Latency | None:
     return Latency(p50, p95, p99, statistics.fmean(ordered), len(ordered))
 
 
-@dataclass(frozen=True)
-class _Run:
-    row: Row
-    best_effort_gpu_ns: int
-    latency_busy: float
-    """Share of the time that latency clients' kernels ran."""
+def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int = 1) -> Row:
+    """Runs clients in one arm, with nothing to compare with: `Row.best_effort_ratio` is None.
 
+    Args:
+        clients: At least one; at most 64.
+        arm: How they share the GPU.
+        seconds: Simulated time, s.
+        seed: Of the predictions' noise.
 
-def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run:
+    Raises:
+        ConfigError: A setting has no meaning, or the policy is unknown.
+    """
+    checked("seconds", seconds)
+    checked("seed", seed)
     core = _engine()
     settings = core.ReplaySettings()
     switch_us = _SWITCH_US.get(arm.sharing, 0) if arm.switch_us is None else arm.switch_us
@@ -648,7 +662,8 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
     wanted = sum(len(done.latencies_ns) + done.unserved for _, done in asked)
     gated = bool(served and pushed) and arm.policy != "open"
     lead_us = statistics.fmean([done.mean_lead_ns / 1e3 for _, done in pushed]) if gated else None
-    row = Row(
+    end_ms = result.end_ns / _MS
+    return Row(
         arm=arm.title,
         policy=arm.policy_name if served and pushed else None,
         lead_us=lead_us,
@@ -659,11 +674,15 @@ def _run(clients: Sequence[Client], arm: Arm, seconds: float, seed: int) -> _Run
         ),
         best_effort_ratio=None,
         utilisation=result.busy_ns / result.end_ns,
+        latency_busy=sum(done.gpu_ns for _, done in served) / result.end_ns,
+        best_effort_busy=sum(done.gpu_ns for _, done in pushed) / result.end_ns,
+        by_client=tuple(
+            _summary([*(value / _MS for value in done.latencies_ns), *[end_ms] * done.unserved]) for _, done in served
+        ),
         unserved=sum(done.unserved for _, done in served),
         launches=result.launches,
         policy_refused=result.policy_refused,
     )
-    return _Run(row, sum(done.gpu_ns for _, done in pushed), sum(done.gpu_ns for _, done in served) / result.end_ns)
 
 
 def _nanoseconds(what: str, us: float) -> int:
@@ -697,30 +716,27 @@ def compare(
     """
     if not arms:
         raise ConfigError("there is no arm to compare")
-    _checked("seconds", seconds)
-    _checked("seed", seed)
     servers = [client for client in clients if client.client_class == "latency"]
     trainings = [client for client in clients if client.client_class == "best_effort"]
     # Alone means without cudasched: the program's own thread calls the driver.
     bare = replace(arms[0], policy="open", offload=False, lead_us=0.0, time_slice_us=None)
     rows: list[Row] = []
-    alone = _run(servers, replace(bare, name="latency alone"), seconds, seed) if servers else None
+    alone = run(servers, replace(bare, name="latency alone"), seconds=seconds, seed=seed) if servers else None
     if alone:
-        rows.append(alone.row)
-    unhindered = _run(trainings, replace(bare, name="best effort alone"), seconds, seed) if trainings else None
-    if unhindered:
-        if unhindered.best_effort_gpu_ns == 0:
+        rows.append(alone)
+    whole = 0.0
+    if trainings:
+        unhindered = run(trainings, replace(bare, name="best effort alone"), seconds=seconds, seed=seed)
+        if unhindered.best_effort_busy == 0:
             names = ", ".join(client.trace.name for client in trainings)
             raise ConfigError(f"{names} launched nothing in {seconds:g} s: simulate more seconds")
-        rows.append(replace(unhindered.row, best_effort_ratio=1.0))
-    left = 1 - (alone.latency_busy if alone else 0)
+        rows.append(replace(unhindered, best_effort_ratio=1.0))
+        whole = unhindered.best_effort_busy * (1 - (alone.latency_busy if alone else 0))
     for arm in arms:
-        run = _run(clients, arm, seconds, seed)
-        row = run.row
-        if unhindered and unhindered.best_effort_gpu_ns > 0 and left > 0:
-            row = replace(row, best_effort_ratio=run.best_effort_gpu_ns / (unhindered.best_effort_gpu_ns * left))
-        comparisons = _compared(row, arm, alone.row if alone else None, servers, trainings, results)
-        rows.append(replace(row, comparisons=comparisons))
+        row = run(clients, arm, seconds=seconds, seed=seed)
+        if whole > 0:
+            row = replace(row, best_effort_ratio=row.best_effort_busy / whole)
+        rows.append(replace(row, comparisons=_compared(row, arm, alone, servers, trainings, results)))
     return rows
 
 

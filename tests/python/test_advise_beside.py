@@ -4,78 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recordings
 from cudasched import ConfigError, Error
 from cudasched.advise import beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import requests, steps
 from support import Run
 
 pa = pytest.importorskip("pyarrow", reason="forecasts read recordings with pyarrow")
 
 MS = 1_000_000
-H100 = {"gpu": "NVIDIA H100 80GB HBM3", "sm_count": "132", "memory": str(80 << 30)}
 Write = Callable[..., Path]
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a recording: of each launch when it was submitted, its ms, and other columns."""
-    import pyarrow.parquet as pq
-    from cudasched.collect import _dataset
-
-    form = _dataset.schema()
-
-    def made(
-        name: str,
-        launches: Sequence[tuple[float, float]],
-        metadata: dict[str, str] | None = None,
-        types: dict[str, Any] | None = None,
-        **columns: Any,
-    ) -> Path:
-        usual = {
-            "kind": "kernel",
-            "function": "gemm",
-            "words": [],
-            "pointers": [],
-            "label": "",
-            "overlapped": False,
-            "grid_x": 1320,
-            "grid_y": 1,
-            "grid_z": 1,
-            "blocks_per_sm": 1,
-            "waves": 10.0,
-            "pid": 7,
-        }
-        table: dict[str, list[Any]] = {each: [usual.get(each, 0)] * len(launches) for each in form.names}
-        end = 0.0
-        for number, (at_ms, duration_ms) in enumerate(launches):
-            start = max(at_ms + 0.003, end + 0.0013)
-            end = start + duration_ms
-            table["launch"][number] = number
-            table["submitted_ns"][number] = round(at_ms * MS)
-            table["start_ns"][number], table["duration_ns"][number] = round(start * MS), round(duration_ms * MS)
-        table |= {each: [value] * len(launches) for each, value in columns.items()}
-        said = {f"cudasched.{each}": value for each, value in {**H100, "schema": "1", **(metadata or {})}.items()}
-        fields = [pa.field(each.name, (types or {}).get(each.name, each.type)) for each in form]
-        path = tmp_path / f"{name}.parquet"
-        pq.write_table(pa.table(table, schema=pa.schema(fields, said)), path)
-        return path
-
-    return made
-
-
-def requests(rate_hz: float = 60, count: int = 120, each_ms: float = 0.4) -> list[tuple[float, float]]:
-    return [(number * 1e3 / rate_hz, each_ms) for number in range(count)]
-
-
-def steps(each_ms: float = 1.0, count: int = 400, gap_ms: float = 0.012) -> list[tuple[float, float]]:
-    """A host that runs ahead of the GPU, but for a queue's length."""
-    return [(max(number * gap_ms, (number - 500) * each_ms), each_ms) for number in range(count)]
+    """Writes a recording (`recordings.write`)."""
+    return partial(recordings.write, tmp_path)
 
 
 def pair(write: Write, **server: Any) -> tuple[beside.Recording, beside.Recording]:
@@ -103,7 +55,7 @@ def test_time_slices_of_cudasched_are_taken_beside_long_kernels(write: Write) ->
     assert "gemm 1 ms (100%)" in found.why[0] and "0.13 ms" in found.why[-1]
     excess_ms = found.modes["cudasched_slices"].p50_ms.value - found.alone_p50_ms
     assert 0.13 < excess_ms < 0.25, "a change of contexts and cold caches"
-    assert json.loads(json.dumps(found.as_dict()))["memory"]["fits"] is None
+    assert found.memory.fits is None
 
 
 @settings(deadline=None, max_examples=15)
@@ -111,14 +63,8 @@ def test_time_slices_of_cudasched_are_taken_beside_long_kernels(write: Write) ->
 def test_every_interval_holds_its_value(rate_hz: float, each_ms: float, seed: int) -> None:
     from cudasched import simulate
 
-    def recording(name: str, trace: simulate.Trace) -> beside.Recording:
-        free = simulate.Trace(name, trace.launches, trace.gpu_ms, "", trace.core.with_shares([0.3], [0.2]), trace.ends)
-        return beside.Recording(
-            name, "NVIDIA H200", trace, free, 1e3 / each_ms, 0, 1, (), each_ms, None, 1, 0, 0, (hash(name), 0, 0)
-        )
-
-    server = recording("server", simulate.request(0.4))
-    program = recording("program", simulate.host_trace([6_000], [round(each_ms * MS)], [False]))
+    server = beside.unrecorded(simulate.request(0.4, name="server"))
+    program = beside.unrecorded(simulate.host_trace([6_000], [round(each_ms * MS)], [False], name="program"))
     found = beside.forecast(server, program, rate_hz=rate_hz, seconds=2, seed=seed)
     for mode in found.modes.values():
         for interval in (mode.p50_ms, mode.p99_ms, mode.p50_ratio, mode.p99_ratio, mode.best_effort):

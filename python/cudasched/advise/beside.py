@@ -14,9 +14,10 @@ forecasts that were compared with measurements (``benchmarks/results/foresight.j
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["MODES", "Forecast", "Interval", "Kernel", "Memory", "Mode", "ModeForecast", "Recording"]
-__all__ += ["forecast", "rank", "read"]
+__all__ += ["forecast", "host_ms", "limits_of", "memory_of", "rank", "read", "refuse_mismatch", "unrecorded"]
 
 REQUESTS = 1_000
 """That a P99 is made of, and a part of those that are simulated where that does not take long."""
@@ -72,12 +73,22 @@ class Mode:
     settings: str
     errors: Errors
 
+    def interval(self, figure: str, ends: Sequence[float]) -> Interval:
+        """The forecast of a figure whose simulated value has these ends."""
+        low, middle, high = self.errors[figure]
+        return Interval(min(ends) * low, sum(ends) / len(ends) * middle, max(ends) * high)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels of two programs may run at once."""
+        return self.arm.sharing != "two_processes"
+
 
 MODES: Mapping[str, Mode] = {
     "time_slices": Mode(
         "time slices",
         simulate.Arm("open", offload=False),
-        "both programs as they are",
+        "the programs as they are",
         {"p50": (0.92, 1.0, 1.12), "p99": (0.81, 1.0, 1.14), "best_effort": (0.98, 1.0, 1.05)},
     ),
     "cudasched_slices": Mode(
@@ -154,18 +165,23 @@ class Recording:
 
 @dataclass(frozen=True)
 class Memory:
-    """GPU memory, bytes; 0 is not known. `fits` is None where that is not known."""
+    """GPU memory, bytes; 0 is not known.
 
-    server: int
-    program: int
+    Attributes:
+        programs: The most that each held, the servers first.
+        gpu: Of the GPU.
+        fits: Whether all fit, each with a context of its own; None: not known.
+    """
+
+    programs: tuple[int, ...]
     gpu: int
+    fits: bool | None
 
-    @property
-    def fits(self) -> bool | None:
-        """Whether both fit, each with a context of its own."""
-        if not (self.server and self.program and self.gpu):
-            return None
-        return self.server + self.program + 2 * CONTEXT_BYTES <= self.gpu
+
+def memory_of(recordings: Sequence[Recording]) -> Memory:
+    """Of programs that share a GPU."""
+    held, gpu = tuple(each.memory_bytes for each in recordings), max(each.gpu_memory_bytes for each in recordings)
+    return Memory(held, gpu, sum(held) + len(held) * CONTEXT_BYTES <= gpu if all((*held, gpu)) else None)
 
 
 @dataclass(frozen=True)
@@ -208,6 +224,7 @@ class Forecast:
         alone_p99_ms: The same.
         modes: By name, as in `MODES`.
         choice: The mode to take.
+        cost: Of the chosen mode.
         memory: Of both.
         why: Reasons, for people.
         notes: Limits of this forecast.
@@ -222,18 +239,10 @@ class Forecast:
     alone_p99_ms: float
     modes: Mapping[str, ModeForecast]
     choice: str
+    cost: float
     memory: Memory
     why: tuple[str, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    @property
-    def cost(self) -> float:
-        """Of the chosen mode."""
-        return self.modes[self.choice].cost
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "cost": self.cost, "memory": {**asdict(self.memory), "fits": self.memory.fits}}
+    notes: tuple[str, ...]
 
 
 # ---- recordings ----------------------------------------------------------------------------------------------------
@@ -289,6 +298,43 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
         gpu_memory_bytes=int(metadata.get(b"cudasched.memory", b"0")),
         identity=(taken["pid"][0].as_py(), int(submitted[0]), int(submitted[-1])),
     )
+
+
+def unrecorded(trace: simulate.Trace) -> Recording:
+    """A recording of a trace that no file has: which part of the GPU its launches take is not told."""
+    count = trace.launches
+    halves = trace.core.with_shares([0.5] * count, [0.0] * count)
+    return Recording(
+        path="",
+        gpu="",
+        trace=trace,
+        least=replace(trace, core=halves),
+        launches_per_s=count / trace.gpu_ms * 1e3,
+        idle=0.0,
+        untold=1.0,
+        kernels=(),
+        longest_ms=0.0,
+        request_hz=None,
+        requests=max(len(trace.ends), 1),
+        memory_bytes=0,
+        gpu_memory_bytes=0,
+        identity=(hash(trace.name), 0, 0),
+    )
+
+
+def refuse_mismatch(recordings: Sequence[Recording]) -> None:
+    """Raises Error where two recordings cannot share a GPU: they are of different GPUs, or of one process."""
+    for one, other in itertools.combinations(recordings, 2):
+        if one.gpu != other.gpu and one.path and other.path:
+            raise Error(
+                f"{one.path} was recorded on {one.gpu or 'an unknown GPU'}, {other.path} on "
+                f"{other.gpu or 'an unknown GPU'}: record all on the GPU that they are to share"
+            )
+        if one.identity == other.identity:
+            raise Error(
+                f"{one.path or one.name} and {other.path or other.name} are recordings of one process: record each "
+                "program alone, in a process of its own"
+            )
 
 
 def _shares(taken: pa.Table, run: profile.Run, durations: Any) -> tuple[Any, Any, Any]:
@@ -366,16 +412,7 @@ def forecast(
         ConfigError: A setting has no meaning, or the server does not keep up with its requests.
         Error: The recordings are of different GPUs, or of one process.
     """
-    if server.gpu != program.gpu:
-        raise Error(
-            f"{server.path} was recorded on {server.gpu or 'an unknown GPU'}, {program.path} on "
-            f"{program.gpu or 'an unknown GPU'}: record both on the GPU that they are to share"
-        )
-    if server.identity == program.identity:
-        raise Error(
-            f"{server.path} and {program.path} are recordings of one process: name one of the server and one of the "
-            "program beside it, each recorded alone"
-        )
+    refuse_mismatch([server, program])
     if rate_hz is None:
         if server.request_hz is None:
             raise ConfigError(
@@ -398,10 +435,7 @@ def forecast(
             seed=seed,
         )
 
-    prepare_ms = 0.0
-    if alone_ms is not None:
-        own = simulate.compare([requests(server.trace)], [simulate.Arm("open")], seconds=seconds)[0].latency_ms
-        prepare_ms = max(0.0, alone_ms - own.p50) if own else 0.0
+    prepare_ms = 0.0 if alone_ms is None else host_ms(requests(server.trace), alone_ms, seconds)
 
     def simulated(names: Sequence[str], asked: simulate.Trace, other: simulate.Trace) -> list[simulate.Row]:
         clients = [requests(asked, prepare_ms), simulate.best_effort(other)]
@@ -409,7 +443,7 @@ def forecast(
 
     names = list(MODES)
     alone, _, *rows = simulated(names, server.trace, program.trace)
-    overlapping = [name for name in names if MODES[name].arm.sharing != "two_processes"]
+    overlapping = [name for name in names if MODES[name].overlaps]
     _, _, *others = simulated(overlapping, server.least, program.least)
     ends = {name: [row] for name, row in zip(names, rows, strict=True)}
     for name, row in zip(overlapping, others, strict=True):
@@ -433,25 +467,28 @@ def forecast(
         alone_p99_ms=alone.latency_ms.p99,
         modes=modes,
         choice=choice,
-        memory=Memory(server.memory_bytes, program.memory_bytes, server.gpu_memory_bytes),
+        cost=modes[choice].cost,
+        memory=memory_of([server, program]),
         why=_why(program, modes, choice, slo_ms),
-        notes=_notes(server, program, alone.latency_ms.n),
+        notes=limits_of([server, program], alone.latency_ms.n),
     )
 
 
-def _mode(mode: Mode, ends: Sequence[simulate.Row], alone: simulate.Latency, never: simulate.Latency) -> ModeForecast:
-    def interval(what: str, values: Sequence[float]) -> Interval:
-        low, middle, high = mode.errors[what]
-        return Interval(min(values) * low, sum(values) / len(values) * middle, max(values) * high)
+def host_ms(requests: simulate.Client, alone_ms: float, seconds: float) -> float:
+    """The host's part of a request, ms: the excess of its P50 alone over P50 of its simulation alone."""
+    own = simulate.run([requests], simulate.Arm("open", offload=False), seconds=seconds).latency_ms
+    return max(0.0, alone_ms - own.p50) if own else 0.0
 
+
+def _mode(mode: Mode, ends: Sequence[simulate.Row], alone: simulate.Latency, never: simulate.Latency) -> ModeForecast:
     latencies = [row.latency_ms or never for row in ends]
     p50, p99 = [each.p50 for each in latencies], [each.p99 for each in latencies]
     return ModeForecast(
-        p50_ms=interval("p50", p50),
-        p99_ms=interval("p99", p99),
-        p50_ratio=interval("p50", [each / alone.p50 for each in p50]),
-        p99_ratio=interval("p99", [each / alone.p99 for each in p99]),
-        best_effort=interval("best_effort", [row.best_effort_ratio or 0.0 for row in ends]),
+        p50_ms=mode.interval("p50", p50),
+        p99_ms=mode.interval("p99", p99),
+        p50_ratio=mode.interval("p50", [value / alone.p50 for value in p50]),
+        p99_ratio=mode.interval("p99", [value / alone.p99 for value in p99]),
+        best_effort=mode.interval("best_effort", [row.best_effort_ratio or 0.0 for row in ends]),
         settings=mode.settings,
     )
 
@@ -470,7 +507,7 @@ def _why(program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo
         f"the longest launches of {program.name}, and their function's share of its GPU time: {longest}",
         f"{program.name} leaves the GPU idle for {program.idle:.0%} of its time",
     ]
-    if MODES[choice].arm.sharing == "two_processes":
+    if not MODES[choice].overlaps:
         said.append(
             "time slices interrupt its kernels: a request waits for a change of contexts, 0.13 ms"
             if MODES[choice].arm.time_slice_us
@@ -485,16 +522,18 @@ def _why(program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo
     return tuple(said)
 
 
-def _notes(server: Recording, program: Recording, requests: int) -> tuple[str, ...]:
+def limits_of(recordings: Sequence[Recording], requests: int) -> tuple[str, ...]:
+    """Limits of what is forecast of programs, for people; P99 is of so many requests."""
     notes = ["copies between host and GPU are not in a recording, nor in the forecast"]
-    if not any(name in server.gpu for name in MEASURED_ON):
+    gpu = next((each.gpu for each in recordings if each.gpu), "")
+    if not any(name in gpu for name in MEASURED_ON):
         notes.append(
-            f"the intervals are of measurements on {' and '.join(MEASURED_ON)}; on {server.gpu or 'this GPU'} nothing "
+            f"the intervals are of measurements on {' and '.join(MEASURED_ON)}; on {gpu or 'this GPU'} nothing "
             "was measured"
         )
     if requests < REQUESTS:
         notes.append(f"P99 is of {requests} simulated requests, fewer than {REQUESTS}")
-    untold = max(server.untold, program.untold)
+    untold = max(each.untold for each in recordings)
     if untold > 0.05:
         notes.append(
             f"of up to {untold:.0%} of the GPU time (graphs) the recording does not tell how much of the GPU it takes: "

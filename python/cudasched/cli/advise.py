@@ -21,7 +21,7 @@ from cudasched.errors import ConfigError
 if TYPE_CHECKING:
     from cudasched.advise.beside import Forecast, Interval, Memory
 
-__all__ = ["EXAMPLE", "command"]
+__all__ = ["EXAMPLE", "command", "memory_text", "within"]
 
 _FORMATS = (".html", ".json")
 EXAMPLE = (
@@ -75,7 +75,8 @@ def _checked(output: Path | None) -> Output | None:
     return target
 
 
-def _within(interval: Interval, form: str = ".2f") -> str:
+def within(interval: Interval, form: str = ".2f") -> str:
+    """A value and its interval."""
     return f"{interval.value:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
@@ -95,10 +96,10 @@ def _show(found: Sequence[Forecast], ranked: bool) -> None:
         columns = [
             Column("beside", [one.program for one in found], may_shorten=True),
             Column("take", [MODES[one.choice].title for one in found], 3),
-            Column("P99 / alone", [_within(mode.p99_ratio) for mode in chosen], 5, is_number=True),
-            Column("best effort", [_within(mode.best_effort, ".0%") for mode in chosen], 5, is_number=True),
+            Column("P99 / alone", [within(mode.p99_ratio) for mode in chosen], 5, is_number=True),
+            Column("best effort", [within(mode.best_effort, ".0%") for mode in chosen], 5, is_number=True),
             Column("cost", [f"{one.cost:.2f}" for one in found], 4, is_number=True),
-            Column("memory", [_memory(one.memory) for one in found], 1),
+            Column("memory", [memory_text(one.memory) for one in found], 1),
         ]
         line(f"partners of {found[0].server}, {found[0].rate_hz:g}/s on {found[0].gpu}, the best first")
         console.print(fitted(columns, console.width))
@@ -111,23 +112,24 @@ def _show(found: Sequence[Forecast], ranked: bool) -> None:
         rows = list(one.modes.values())
         columns = [
             Column("mode", [f"{MODES[name].title}{' *' * (name == one.choice)}" for name in one.modes]),
-            Column("P50 / alone", [_within(mode.p50_ratio) for mode in rows], 2, is_number=True),
-            Column("P99 / alone", [_within(mode.p99_ratio) for mode in rows], 4, is_number=True),
-            Column("P99 ms", [_within(mode.p99_ms) for mode in rows], 1, is_number=True),
-            Column("best effort", [_within(mode.best_effort, ".0%") for mode in rows], 3, is_number=True),
+            Column("P50 / alone", [within(mode.p50_ratio) for mode in rows], 2, is_number=True),
+            Column("P99 / alone", [within(mode.p99_ratio) for mode in rows], 4, is_number=True),
+            Column("P99 ms", [within(mode.p99_ms) for mode in rows], 1, is_number=True),
+            Column("best effort", [within(mode.best_effort, ".0%") for mode in rows], 3, is_number=True),
         ]
         console.print(fitted(columns, console.width))
         line(f"* take {MODES[one.choice].title}: {one.modes[one.choice].settings}", "bold")
-        for reason in (*one.why, f"memory: {_memory(one.memory)}"):
+        for reason in (*one.why, f"memory: {memory_text(one.memory)}"):
             line(f"- {reason}")
         for note in one.notes:
             line(note, "dim")
 
 
-def _memory(memory: Memory) -> str:
+def memory_text(memory: Memory) -> str:
+    """Whether programs fit, and of how much."""
     if memory.fits is None:
         return "not known"
-    held, gpu = (memory.server + memory.program) / 2**30, memory.gpu / 2**30
+    held, gpu = sum(memory.programs) / 2**30, memory.gpu / 2**30
     return f"{'fits' if memory.fits else 'does not fit'}: {held:.1f} GiB of {gpu:.1f}"
 
 
@@ -135,6 +137,8 @@ def _foresee(
     server: Path, programs: Sequence[str], ranked: bool, json: bool, request_gap_ms: float | None, **options: Any
 ) -> int:
     """Forecasts of a server beside programs, each of a recording."""
+    from dataclasses import asdict
+
     from cudasched.advise import beside
 
     option = "--rank" if ranked else "--beside"
@@ -150,7 +154,7 @@ def _foresee(
     asked = beside.read(server, request_gap_ms=request_gap_ms)
     found = beside.rank(asked, [beside.read(path) for path in others], request_gap_ms=request_gap_ms, **options)
     if json:
-        print(document("forecast", [one.as_dict() for one in found]))
+        print(document("forecast", [asdict(one) for one in found]))
     else:
         _show(found, ranked)
     return 0

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLE", "command"]
 
 _MEASURED = Path("benchmarks/results/scheduler.json")
-EXAMPLE = "Example: cudasched simulate train.parquet --rate-hz 60 --slo-ms 2 --policy strict --policy slack"
+EXAMPLE = (
+    "Examples: cudasched simulate train.parquet --rate-hz 60 --slo-ms 2 --policy strict --policy slack; "
+    "cudasched simulate --fit models.toml --slo"
+)
 
 
 def _policy(text: str) -> str | Policy:
@@ -114,14 +117,66 @@ def _show(rows: Sequence[Row], title: str, sources: Sequence[str]) -> None:
             console.print(Text(why, style="red"))
 
 
+def _fit(file: Path, slo: bool, seed: int, json: bool) -> int:
+    """The load that a GPU bears of the programs in a file."""
+    from dataclasses import asdict
+
+    from cudasched.advise import capacity
+
+    found = capacity.fit(capacity.read(file), slo=slo, seed=seed)
+    if json:
+        print(document("fit", asdict(found)))
+        return 0
+
+    from rich.console import Console
+
+    from cudasched.advise.beside import MODES
+    from cudasched.cli.advise import memory_text, within
+
+    console = Console(width=terminal_columns())
+    loads = list(found.modes.values())
+    titles = [f"{MODES[name].title}{' *' * (name == found.choice)}" for name in found.modes]
+    columns = [
+        Column("mode", titles),
+        *([Column("x the rates", [within(load.scale) for load in loads], 3, is_number=True)] if slo else []),
+        *(
+            Column(f"P99 {name} ms", [within(load.p99_ms[name]) for load in loads], 2, is_number=True)
+            for name in found.rates_hz
+        ),
+        Column("best effort", [within(load.best_effort, ".0%") if load.best_effort else "-" for load in loads], 1),
+    ]
+    mix = [
+        f"{name} {rate_hz:.4g}/s" + (f", P99 within {limit:g} ms" if (limit := found.slos_ms[name]) else "")
+        for name, rate_hz in found.rates_hz.items()
+    ]
+    lines = [
+        *(f"{title}: {load.limit}" for title, load in zip(titles, loads, strict=True) if load.limit),
+        f"* take {MODES[found.choice].title}: {found.modes[found.choice].settings}",
+        f"memory: {memory_text(found.memory)}",
+        *found.notes,
+    ]
+    console.print(printable("; ".join(mix)), markup=False)
+    console.print(fitted(columns, console.width))
+    for line in lines:
+        console.print(printable(line), markup=False)
+    return 0
+
+
 def command(
     traces: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="TRACE...",
             help="Best-effort programs: data sets of `cudasched collect`; FILE#LABEL: those whose label begins so.",
         ),
-    ],
+    ] = None,
+    fit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A TOML file of programs (docs/advise.md): simulate them in each mode."),
+    ] = None,
+    slo: Annotated[
+        bool, typer.Option("--slo", help="With --fit: the highest load at which each server's P99 is within its SLO.")
+    ] = False,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,6 +222,12 @@ def command(
 
     from cudasched import simulate
 
+    if fit is not None:
+        if traces:
+            raise ConfigError("--fit takes its programs from the file, and no TRACE")
+        return _fit(fit, slo, seed, json)
+    if not traces or slo:
+        raise ConfigError("name a TRACE of a best-effort program, or a file of programs with --fit")
     target = None if output is None else Output(output, option="--output", parents=True)
     if sharing not in ("two_processes", "mps", "one_process"):
         raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")
