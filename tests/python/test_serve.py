@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recordings
 from support import PATIENCE_S, ROOT, Run
 
 pytest.importorskip("fastapi")
@@ -31,10 +32,12 @@ pytest.importorskip("uvicorn")
 grpc = pytest.importorskip("grpc")
 
 from cudasched import ConfigError, Error  # noqa: E402
+from cudasched.advise import capacity  # noqa: E402
 from cudasched.serve import _grpc, _server  # noqa: E402
 from cudasched.serve._guard import Callers, Guard, Limits, RateLimiter, hosts_of  # noqa: E402
 from cudasched.serve._secret import AuditLog, token_from  # noqa: E402
 from cudasched.serve._server import is_loopback  # noqa: E402
+from cudasched.serve._service import Failure, ForecastRequest, OperationError, Service  # noqa: E402
 from test_control import eventually, program  # noqa: E402
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> 'quoted' \\ é"
@@ -107,8 +110,10 @@ def serving(command: str, home: Path, *arguments: str, before: Sequence[str] = (
         state = home / ".local" / "state" / "cudasched"
         assert lines[2] == f"cudasched: the token is in {state / 'serve.token'}\n"
         token = (state / "serve.token").read_text().strip()
-        yield Serving(url[1], token, int(port[1]), running, state / "audit.jsonl")
-        running.send_signal(signal.SIGTERM)
+        try:
+            yield Serving(url[1], token, int(port[1]), running, state / "audit.jsonl")
+        finally:
+            running.send_signal(signal.SIGTERM)
         assert running.wait(PATIENCE_S) == 0
         assert (running.stdout.read(), running.stderr.read()) == ("", "")
 
@@ -233,6 +238,71 @@ def test_usage_and_metrics(server: Serving) -> None:
         assert all(each["number"] > newest for each in later)
         status, text, _ = server.ask("api/v1/metrics")
         assert status == 200 and 'cudasched_launches_total{pid="' in text
+
+
+MODELS = """
+serve = { recording = "serve.parquet", class = "latency", slo_ms = 5 }
+train = { recording = "train.parquet", class = "best_effort" }
+other = { recording = "other.parquet", class = "best_effort" }
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A file of a server and two trainings, with their recordings."""
+    pytest.importorskip("pyarrow", reason="forecasts read recordings with pyarrow")
+    recordings.write(tmp_path, "serve", recordings.requests(), pid=3)
+    recordings.write(tmp_path, "train", recordings.steps(each_ms=8, count=300))
+    recordings.write(tmp_path, "other", recordings.steps(), pid=9)
+    path = tmp_path / "models.toml"
+    path.write_text(MODELS)
+    return path
+
+
+def test_forecasts_of_loaded_programs(
+    command: str, cudasched: Run, private_home: Path, simulated: Path, models: Path
+) -> None:
+    with serving(command, private_home, "--models", str(models)) as server:
+        path = "api/v1/forecast"
+        status, found, _ = server.ask(path, "POST", {"server": "serve", "programs": ["train", "other"]})
+        assert status == 200, found
+        files = [str(models.with_name(f"{name}.parquet")) for name in ("serve", "train", "other")]
+        done = cudasched("advise", "--json", "--slo-ms", "5", "--rank", *files)
+        assert found == json.loads(done.stdout)["data"] and {one["program"] for one in found} == {"train", "other"}
+        faster = server.ask(path, "POST", {"server": "serve", "programs": ["other"], "rate_hz": 90})[1]
+        assert faster[0]["rate_hz"] == 90
+        for body, expected, message in [
+            ({"server": "../serve", "programs": ["train"]}, 404, "no program '../serve' is loaded; loaded are serve"),
+            ({"server": "serve", "programs": [files[1]]}, 404, "is loaded"),
+            ({"server": "train", "programs": ["other"]}, 422, "train is of class best_effort, not latency"),
+            ({"server": "serve", "programs": []}, 422, "programs"),
+            ({"server": "serve", "programs": ["train"] * 17}, 422, "programs"),
+            ({"server": "serve", "programs": ["train"], "rate_hz": -1}, 422, "rate_hz"),
+            ({"server": "serve", "programs": ["train"], "rate_hz": 9_000}, 422, "does not keep up"),
+            ({"server": "serve", "programs": ["train"], "seconds": 9}, 422, "seconds"),
+        ]:
+            status, answer, _ = server.ask(path, "POST", body)
+            assert (status, message in answer["detail"]) == (expected, True), (body, answer)
+        assert server.ask(path, "POST", {"server": "serve", "programs": ["train"]}, authorization=None)[0] == 401
+
+
+def test_one_forecast_at_a_time_and_not_for_long(
+    tmp_path: Path, simulated: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(AuditLog(tmp_path / "audit.jsonl"), programs=capacity.read(models))
+    wanted = ForecastRequest(server="serve", programs=["train", "other"])
+
+    def refused() -> Failure:
+        with pytest.raises(OperationError) as error:
+            service.forecast(wanted)
+        return error.value.failure
+
+    with service._forecasting:
+        assert refused() is Failure.REFUSED
+    monkeypatch.setattr("cudasched.serve._service.FORECAST_S", 1e-9)
+    assert refused() is Failure.TIMEOUT
+    assert not service._forecasting.locked()
+    service.close()
 
 
 def test_grpc_has_the_same_operations(server: Serving) -> None:
@@ -792,8 +862,8 @@ def test_the_openapi_document_is_whole(server: Serving) -> None:
     document = server.ask("api/openapi.json", authorization=None)[1]
     assert document["security"] == [{"bearer": []}]
     client = "/api/v1/clients/{id}"
-    paths = {"/api/v1/health", "/api/v1/clients", client, f"{client}/trace", "/api/v1/usage", "/api/v1/metrics"}
-    assert set(document["paths"]) == paths
+    paths = {f"/api/v1/{name}" for name in ("health", "clients", "usage", "metrics", "forecast")}
+    assert set(document["paths"]) == {*paths, client, f"{client}/trace"}
     for operations in document["paths"].values():
         for operation in operations.values():
             assert {"401", "403", "413", "421", "422", "429"} <= set(operation["responses"])

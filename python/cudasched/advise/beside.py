@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -542,7 +542,7 @@ def limits_of(recordings: Sequence[Recording], requests: int) -> tuple[str, ...]
     return tuple(notes)
 
 
-def rank(server: Recording, programs: Sequence[Recording], **options: Any) -> list[Forecast]:
+def rank(server: Recording, programs: Iterable[Recording], **options: Any) -> list[Forecast]:
     """Forecasts of a server beside each program, the best partner first (`Forecast.cost`).
 
     Args:

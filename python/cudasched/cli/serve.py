@@ -81,6 +81,10 @@ def command(
     tls_key: TlsKey = None,
     insecure: Insecure = False,
     allowed_host: AllowedHost = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A TOML file of recorded programs (docs/advise.md), to forecast."),
+    ] = None,
     admission_image: Annotated[
         str | None,
         typer.Option(
@@ -93,6 +97,7 @@ def command(
     check(host, tls_cert, tls_key, insecure)
     if admission_image is not None and not admission_image.strip():
         raise ConfigError("--admission-image names no image")
+    from cudasched.advise import capacity
     from cudasched.serve import _admission
     from cudasched.serve._grpc import grpc_server
     from cudasched.serve._http import PUBLIC, application
@@ -103,7 +108,7 @@ def command(
     token_path = token_file or state_directory() / "serve.token"
     token = token_from(token_path)
     audit = AuditLog(audit_log or state_directory() / "audit.jsonl")
-    service = Service(audit)
+    service = Service(audit, programs=capacity.read(models) if models else None)
     server = Server(
         application(service),
         token,

@@ -13,7 +13,18 @@ from starlette.exceptions import HTTPException
 
 from cudasched import __version__
 from cudasched._text import one_line
-from cudasched.serve._service import Changes, ClientInfo, Clients, Failure, OperationError, Service, TraceRequest, Usage
+from cudasched.advise.beside import Forecast
+from cudasched.serve._service import (
+    Changes,
+    ClientInfo,
+    Clients,
+    Failure,
+    ForecastRequest,
+    OperationError,
+    Service,
+    TraceRequest,
+    Usage,
+)
 
 __all__ = ["PUBLIC", "application"]
 
@@ -46,15 +57,16 @@ _MEANING = {
     400: "The request is no HTTP that means anything.",
     401: "There is no token, or a wrong one.",
     403: "A page of another origin asked.",
-    404: "There is no such client.",
+    404: "There is no such client or program.",
     408: "The request took too long.",
-    409: "The client cannot be changed so: its regions decide its class, it holds more memory, it is being changed.",
+    409: "The client cannot be changed so: its regions decide its class, it holds more memory, it is being changed; or "
+    "another forecast is being made.",
     413: "The request is too large.",
     421: "The server is not called by that name.",
     422: "A value has no meaning; nothing was changed.",
     429: "Too many requests.",
     500: "The clients cannot be read, or the change cannot be noted.",
-    504: "The client did not answer in time.",
+    504: "The client did not answer in time, or the forecasts took too long.",
 }
 
 
@@ -113,6 +125,10 @@ class Api:
         name = f"{id}.{'pftrace' if wanted.format == 'perfetto' else 'json'}"
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type="application/octet-stream", headers=headers)
+
+    def forecast(self, wanted: ForecastRequest) -> list[Forecast]:
+        """What a server and each program cost one another on one GPU, the best partner first."""
+        return self._service.forecast(wanted)
 
     def usage(
         self, after: int = Query(default=0, ge=0, le=2**53, description="Only samples of later numbers.")
@@ -204,6 +220,9 @@ def application(service: Service) -> FastAPI:
         response_class=Response,
         responses={200: {"description": "The trace.", "content": file}, **_problems_beside(404, 409, 504)},
         operation_id="trace",
+    )
+    app.add_api_route(
+        f"{v1}/forecast", api.forecast, methods=["POST"], responses=_problems(404, 409, 504), operation_id="forecast"
     )
     app.add_api_route(f"{v1}/usage", api.usage, methods=["GET"], responses=_problems(), operation_id="usage")
     app.add_api_route(

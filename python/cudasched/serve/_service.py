@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from cudasched import __version__, control
 from cudasched._text import one_line
+from cudasched.advise import beside
+from cudasched.advise.capacity import Program
 from cudasched.config import ClientClass
 from cudasched.errors import ArbiterError, ConfigError, Error
 from cudasched.log import logger
@@ -32,6 +34,7 @@ __all__ = [
     "ClientInfo",
     "Clients",
     "Failure",
+    "ForecastRequest",
     "GpuInfo",
     "OperationError",
     "Region",
@@ -44,6 +47,8 @@ __all__ = [
 _LATE_LOOKS = 10
 KEPT_SAMPLES = 600
 """How many samples are kept: ten minutes."""
+FORECAST_S = 30.0
+"""No forecast of a request begins later."""
 
 ClientId = Field(pattern=r"^[0-9a-f]{16}$", description="16 hexadecimal digits, drawn when the process started.")
 
@@ -193,6 +198,21 @@ class TraceRequest(BaseModel):
     format: Literal["perfetto", "json"] = "perfetto"
 
 
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ForecastRequest(BaseModel):
+    """A server and best-effort programs, each by its name in the file of `cudasched serve --models`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    server: Name
+    programs: Annotated[list[Name], Field(min_length=1, max_length=16)]
+    rate_hz: Annotated[float, Field(ge=0.001, le=100_000)] | None = Field(
+        default=None, description="Requests a second; null: as in the file."
+    )
+
+
 class Sample(BaseModel):
     """The events of the second before a moment; null where there were none, or they are not known.
 
@@ -268,6 +288,16 @@ def _gpu(device: Device) -> GpuInfo:
     )
 
 
+def _until(end_s: float, recordings: list[beside.Recording]) -> Iterator[beside.Recording]:
+    """The recordings, as long as there is time."""
+    for number, recording in enumerate(recordings):
+        if time.monotonic() > end_s:
+            raise OperationError(
+                Failure.TIMEOUT, f"{number} of {len(recordings)} forecasts took {FORECAST_S:g} s: ask for fewer"
+            )
+        yield recording
+
+
 class Service:
     """The operations. For any number of threads; a thread of its own looks at the clients each `interval_s`.
 
@@ -276,6 +306,7 @@ class Service:
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
         interval_s: Between two looks.
         clock: For tests.
+        programs: Of which forecasts may be asked for, by name.
     """
 
     def __init__(
@@ -284,11 +315,14 @@ class Service:
         directory: str | os.PathLike[str] | None = None,
         interval_s: float = 1.0,
         clock: Callable[[], float] = time.time,
+        programs: Mapping[str, Program] | None = None,
     ) -> None:
         self._audit = audit
         self._directory = directory
         self._interval_s = interval_s
         self._clock = clock
+        self._programs = programs or {}
+        self._forecasting = threading.Lock()  # one forecast at a time: each takes a core for seconds
         self._lock = threading.Lock()  # guards the following members
         self._look: Look | None = None
         self._looked_at = time.monotonic()
@@ -462,6 +496,40 @@ class Service:
             raise OperationError(Failure.INVALID, str(error)) from None
         except (Error, OSError) as error:
             raise OperationError(Failure.INTERNAL, str(error)) from None
+
+    def forecast(self, wanted: ForecastRequest) -> list[beside.Forecast]:
+        """What a server and each of some programs cost one another, the best partner first.
+
+        Raises:
+            OperationError: A program is not loaded or of another class, they cannot share a GPU, another forecast is
+                being made, or these take too long.
+        """
+        server = self._program(wanted.server, "latency")
+        others = [self._program(name, "best_effort").recording for name in wanted.programs]
+        if not self._forecasting.acquire(blocking=False):
+            raise OperationError(Failure.REFUSED, "another forecast is being made: ask again in some seconds")
+        try:
+            return beside.rank(
+                server.recording,
+                _until(time.monotonic() + FORECAST_S, others),
+                rate_hz=wanted.rate_hz or server.rate_hz,
+                arrivals=server.arrivals,
+                slo_ms=server.slo_ms,
+                request_gap_ms=server.request_gap_ms,
+                alone_ms=server.alone_ms,
+            )
+        except Error as error:
+            raise OperationError(Failure.INVALID, str(error)) from None
+        finally:
+            self._forecasting.release()
+
+    def _program(self, name: str, client_class: ClientClass) -> Program:
+        if (found := self._programs.get(name)) is None:
+            known = f"loaded are {', '.join(self._programs)}" if self._programs else "none is: see --models"
+            raise OperationError(Failure.NOT_FOUND, f"no program {name!r} is loaded; {known}")
+        if found.client_class != client_class:
+            raise OperationError(Failure.INVALID, f"{name} is of class {found.client_class}, not {client_class}")
+        return found
 
     def wrong_token(self, address: str) -> None:
         """Notes that a caller had a wrong token.
