@@ -1,4 +1,4 @@
-"""Ray Serve beside Ray Train on halves of a simulated GPU, through what the example does."""
+"""The examples with Ray on simulated GPUs: Serve beside Train on halves, trainings placed by forecast."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import recordings
 from support import PATIENCE_S, ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -81,10 +83,94 @@ def test_serve_beside_train_on_halves_of_a_gpu(simulated: Path, tmp_path: Path) 
     assert json.loads(told.read_text()) == [["best_effort", "latency"], "0"]
 
 
-def test_workers_are_started_with_their_class() -> None:
-    spec = importlib.util.spec_from_file_location("fractions_with_ray", ROOT / "examples/fractions_with_ray.py")
+def loaded(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    (started,) = example.managed("best_effort").values()
+    return example
+
+
+def test_workers_are_started_with_their_class() -> None:
+    (started,) = loaded("fractions_with_ray").managed("best_effort").values()
     assert started.split()[1:-1] == ["-m", "cudasched", "run", "--class", "best_effort", "--"]
+
+
+def test_trainings_go_where_they_cost_least_in_all() -> None:
+    placed = loaded("place_with_ray").placed
+    assert placed({"a": {"x": 1.0, "y": 1.1}, "b": {"x": 2.0, "y": 5.0}}, ["x", "y"]) == {"x": "b", "y": "a"}
+    assert placed({"a": {"x": 1.0}, "b": {"x": float("inf")}}, ["x"]) == {"x": "a"}
+
+
+PLACING = """
+import importlib.util, json, os, sys
+
+import ray
+
+spec = importlib.util.spec_from_file_location("place_with_ray", sys.argv[1])
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+url, token = sys.argv[2:]
+
+
+class Server:
+    def __init__(self):
+        from program import Gpu
+
+        self.gpu = Gpu()
+        self.gpu.launch(3)
+        self.gpu.synchronize()
+
+
+def train(name, seconds):
+    import cudasched
+    from program import Gpu
+
+    gpu = Gpu()
+    gpu.launch(10)
+    gpu.synchronize()
+    clients = [client for device in cudasched.status() for client in device.clients]
+    return [os.environ["CUDA_VISIBLE_DEVICES"], [each.client_class for each in clients if each.pid == os.getpid()]]
+
+
+cost = {name: example.costs(url, token, name, ["long", "short"]) for name in ("chat", "search")}
+ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, logging_level="error")
+print(json.dumps([cost, example.run(cost, ["long", "short"], Server, train, 0)]))
+"""
+
+
+def test_two_trainings_are_placed_beside_servers(
+    command: str, private_home: Path, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_serve import serving
+
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    launches = {
+        "chat": ("latency", recordings.requests()),
+        "search": ("latency", recordings.requests(each_ms=6)),
+        "long": ("best_effort", recordings.steps(each_ms=8, count=300)),
+        "short": ("best_effort", recordings.steps(each_ms=0.2)),
+    }
+    models = tmp_path / "models.toml"
+    with models.open("w") as file:
+        for pid, (name, (client_class, each)) in enumerate(launches.items()):
+            recordings.write(tmp_path, name, each, pid=pid)
+            file.write(f'[{name}]\nrecording = "{name}.parquet"\nclass = "{client_class}"\n')
+    example = str(ROOT / "examples/place_with_ray.py")
+    with serving(command, private_home, "--models", str(models)) as server:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PLACING, example, server.url.rstrip("/"), server.token],
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            timeout=4 * PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    cost, found = json.loads(done.stdout.splitlines()[-1])
+    places = {name: place for name, (place, _) in found.items()}
+    assert set(places.values()) == {"chat", "search"}
+    other = dict(zip(places, reversed(list(places.values())), strict=True))
+    chosen, swapped = (sum(cost[server][name] for name, server in each.items()) for each in (places, other))
+    assert chosen <= swapped
+    assert {gpu for _, (gpu, _) in found.values()} == {"0", "1"}, "each has a GPU of its own"
+    assert all(own == ["best_effort"] for _, (_, own) in found.values())
