@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from cudasched.advise.names import qualified_name
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from cudasched.config import read_toml
 
 __all__ = ["Origin", "origin_of", "rules"]
 
@@ -38,8 +33,7 @@ class Origin:
 
 def rules() -> dict[str, Any]:
     """The rules as they are written: ``origin``, a list of tables, and ``origin_own``, a table."""
-    written: dict[str, Any] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return written
+    return read_toml(_FILE)[0]
 
 
 def _any_of(patterns: list[str]) -> re.Pattern[str]:

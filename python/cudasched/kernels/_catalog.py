@@ -10,19 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cudasched.config import read_toml
+from cudasched.errors import ConfigError
 from cudasched.kernels._errors import KernelError
 from cudasched.tune.space import TYPES, Configuration, Gpu, Space
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["BACKWARD_COLS", "KERNELS", "Kernel", "Shape", "Wanted", "sources", "space_text", "variant"]
 
@@ -169,9 +165,9 @@ def space_text(kernel: Kernel, kind: str, directory: Path | None = None) -> str:
         raise KernelError(f"{kernel.name} takes {' and '.join(kernel.types)}, not {kind}")
     path = (directory or sources()) / f"{kernel.file}.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise KernelError(f"{path}: the space of {kernel.name} cannot be read: {error}") from None
+        data, _ = read_toml(path)
+    except ConfigError as error:
+        raise KernelError(f"the space of {kernel.name}: {error}") from None
     constants = {**data.get("constants", {}), **kernel.constants, **kernel.types[kind]}
     if constants:
         data["constants"] = constants

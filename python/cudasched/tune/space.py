@@ -13,7 +13,6 @@ import math
 import os
 import re
 import struct
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cudasched._text import closest, shown
 from cudasched.advise.occupancy import ARCHITECTURES, MAX_THREADS_PER_BLOCK, Architecture, occupancy
+from cudasched.config import parse_toml
 from cudasched.errors import ConfigError
 from cudasched.tune._expression import Expression
 from cudasched.tune._fields import (
@@ -40,11 +40,6 @@ from cudasched.tune._need import need
 if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["Argument", "Configuration", "Gpu", "Launch", "Problem", "Space", "TensorMap", "read", "with_includes"]
 
@@ -223,10 +218,7 @@ class Space:
         """
         self.path = path
         self.text = text
-        try:
-            data = tomllib.loads(text.removeprefix("\ufeff"))
-        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and values nested as deep
-            raise ConfigError(f"{path}: it is no TOML: {error}") from None
+        data = parse_toml(path, text.removeprefix("\ufeff"))
         try:
             refuse_large(data)
             self._read(data)
