@@ -818,48 +818,12 @@ def plot(rows: Sequence[Row], path: Path | Output, title: str) -> None:
         ConfigError: It is nothing that can be written to.
         Error: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Error("plots need matplotlib: pip install 'cudasched[plot]'") from None
-    figure = Figure(figsize=(13, 0.5 * len(rows) + 2.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(3, 2, 2))
-    served = [(place, row.latency_ms) for place, row in enumerate(rows) if row.latency_ms]
-    for offset, share, color in ((-0.25, "p50", "#9ecae1"), (0.0, "p95", "#4292c6"), (0.25, "p99", "#08306b")):
-        values = [getattr(latency_ms, share) for _, latency_ms in served]
-        bars = left.barh([place + offset for place, _ in served], values, height=0.25, color=color, label=share.upper())
-        if share == "p99":
-            left.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
-    left.set_yticks(range(len(rows)), [row.arm for row in rows])
-    left.invert_yaxis()
-    left.set_xlabel("latency from the arrival, ms")
-    ratios = [(place, row.best_effort_ratio) for place, row in enumerate(rows) if row.best_effort_ratio is not None]
-    bars = middle.barh([place for place, _ in ratios], [100 * value for _, value in ratios], color="#74a57f")
-    middle.bar_label(bars, fmt="%.0f%%", padding=3, fontsize=8)
-    middle.set_xlabel("best effort, % of alone x (1 - latency duty)")
-    met = [(place - 0.2, row.attainment) for place, row in enumerate(rows) if row.attainment is not None]
-    right.barh(
-        [place for place, _ in met], [100 * value for _, value in met], height=0.4, color="#c58b4a", label="SLO met"
-    )
-    right.barh(
-        [place + 0.2 for place in range(len(rows))],
-        [100 * row.utilisation for row in rows],
-        height=0.4,
-        color="#8d99ae",
-        label="GPU busy",
-    )
-    right.set_xlabel("%")
-    for axes in (left, middle, right):
-        axes.margins(x=0.14)
-        axes.spines[["top", "right"]].set_visible(False)
-    for axes in (left, right):
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False, fontsize=8)
-    figure.suptitle(title, fontsize=11)
+    from cudasched.demo.plot import plot
+
     output = path if isinstance(path, Output) else Output(path, parents=True)
     try:
-        with output.replacing() as temporary:
-            figure.savefig(temporary, dpi=150, format=None if output.path.suffix else "png")
+        drawn = plot([asdict(row) for row in rows], output, title)
     except (OSError, ValueError) as error:
         raise Error(f"{output.path} cannot be written: {error}") from None
+    if not drawn:
+        raise Error("plots need matplotlib: pip install 'cudasched[plot]'")

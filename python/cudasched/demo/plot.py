@@ -9,6 +9,7 @@ from typing import Any
 from cudasched._output import Output
 
 COLORS = {"p50": "#9ecae1", "p95": "#4292c6", "p99": "#08306b", "best_effort": "#74a57f"}
+SHARES = (("attainment", "SLO met", "#c58b4a"), ("utilisation", "GPU busy", "#8d99ae"))
 HOW_TO_GET_MATPLOTLIB = "no plot: matplotlib is not installed (pip install 'cudasched[plot]')"
 
 
@@ -22,7 +23,7 @@ def plot(
 
     Args:
         rows: One an arm, as in results: `arm`, `latency_ms` (or None) and `best_effort_ratio` (or None);
-            where it was measured, `best_effort_gpu_ratio`, too.
+            where it was measured, `best_effort_gpu_ratio`, too; simulated ones have `attainment` and `utilisation`.
         path: The image to write.
         title: The loads and the machine.
         percentiles: Those of `PERCENTILES` that the number of requests bears.
@@ -35,9 +36,11 @@ def plot(
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(11, 0.55 * len(rows) + 2.2), layout="constrained")
+    shares = [each for each in SHARES if any(row.get(each[0]) is not None for row in rows)]
+    figure = Figure(figsize=(13 if shares else 11, 0.55 * len(rows) + 2.2), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    widths = (3, 2, 2) if shares else (3, 2)
+    left, right, *others = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
     places = range(len(rows))
     served = [(place, row["latency_ms"]) for place, row in zip(places, rows, strict=True) if row["latency_ms"]]
     for place_in_group, share in enumerate(percentiles):
@@ -57,9 +60,9 @@ def plot(
     left.set_xlabel("latency from the scheduled arrival, ms")
     left.legend(loc="best", frameon=False, fontsize=8)
     ratios = [(place, row["best_effort_ratio"]) for place, row in zip(places, rows, strict=True)]
-    shares = [(place, ratio) for place, ratio in ratios if ratio]
+    kept = [(place, ratio) for place, ratio in ratios if ratio]
     bars = right.barh(
-        [place for place, _ in shares], [100 * value for _, value in shares], height=0.6, color=COLORS["best_effort"]
+        [place for place, _ in kept], [100 * value for _, value in kept], height=0.6, color=COLORS["best_effort"]
     )
     right.bar_label(bars, fmt="%.0f%%", padding=3, fontsize=8)
     by_gpu = [(place, row.get("best_effort_gpu_ratio")) for place, row in zip(places, rows, strict=True)]
@@ -75,7 +78,13 @@ def plot(
         right.legend(loc="best", frameon=False, fontsize=8)
     right.margins(x=0.15)
     right.set_xlabel("best effort, % of alone x (1 - latency duty)")
-    for axes in (left, right):
+    for axes in others:
+        for number, (name, label, color) in enumerate(shares):
+            values = [100 * (row[name] or 0) for row in rows]
+            axes.barh([place + 0.4 * number - 0.2 for place in places], values, height=0.4, color=color, label=label)
+        axes.set_xlabel("%")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False, fontsize=8)
+    for axes in (left, right, *others):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     output = path if isinstance(path, Output) else Output(path, parents=True)
