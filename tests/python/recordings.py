@@ -32,7 +32,7 @@ def write(
     types: dict[str, Any] | None = None,
     **columns: Any,
 ) -> Path:
-    """Writes a recording: of each launch when it was submitted, its ms, and other columns."""
+    """Writes a recording: of each launch when it was submitted, its ms, and other columns, each a list or a value."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from cudasched.collect import _dataset
@@ -46,7 +46,7 @@ def write(
         table["launch"][number] = number
         table["submitted_ns"][number] = round(at_ms * MS)
         table["start_ns"][number], table["duration_ns"][number] = round(start * MS), round(duration_ms * MS)
-    table |= {each: [value] * len(launches) for each, value in columns.items()}
+    table |= {each: one if isinstance(one, list) else [one] * len(launches) for each, one in columns.items()}
     said = {f"cudasched.{each}": value for each, value in {**H100, "schema": "1", **(metadata or {})}.items()}
     fields = [pa.field(each.name, (types or {}).get(each.name, each.type)) for each in form]
     path = directory / f"{name}.parquet"

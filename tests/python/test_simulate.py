@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recordings
 from cudasched import ConfigError, Error, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,41 +249,20 @@ def test_arms_without_meaning_are_refused(arm: simulate.Arm) -> None:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Iterator[Path]:
+def recorded(tmp_path: Path) -> Path:
     """A data set as `cudasched.collect` writes it, with another process's launches and some that were not timed."""
-    pa = pytest.importorskip("pyarrow")
-    import pyarrow.parquet as pq
-    from cudasched.collect import _dataset
-
-    form = _dataset.schema()
+    pytest.importorskip("pyarrow")
     chance = random.Random(3)
-    count, host, gpu = 500, 0, 0
-    columns: dict[str, list[Any]] = {name: [] for name in form.names}
-    for launch in range(count + 20):
-        ours = launch < count
-        start = max(host + 3_000, gpu + 1_300)
-        duration = chance.randrange(4_000, 90_000)
-        values = {
-            "launch": launch,
-            "pid": 7 if ours else 8,
-            "kind": "kernel",
-            "function": "gemm",
-            "words": [],
-            "pointers": [],
-            "label": "program:resnet50|forward",
-            "submitted_ns": host,
-            "start_ns": None if launch % 10 == 9 else start,
-            "duration_ns": None if launch % 10 == 9 else duration,
-            "overlapped": False,
-            "grid_x": launch % 3,
-        }
-        for name in form.names:
-            columns[name].append(values.get(name, 0))
-        host, gpu = host + 9_000, start + duration
-    metadata = {"cudasched.schema": "1", "cudasched.gpu": "NVIDIA H200"}
-    path = tmp_path / "training.parquet"
-    pq.write_table(pa.table(columns, schema=form.with_metadata(metadata)), path)
-    yield path
+    launches = [(0.009 * launch, chance.uniform(0.004, 0.09)) for launch in range(520)]
+    return recordings.write(
+        tmp_path,
+        "training",
+        launches,
+        pid=[7] * 500 + [8] * 20,
+        label="program:resnet50|forward",
+        grid_x=[launch % 3 for launch in range(520)],
+        duration_ns=[None if launch % 10 == 9 else round(ms * MS) for launch, (_, ms) in enumerate(launches)],
+    )
 
 
 def test_reads_what_collect_writes(recorded: Path) -> None:
