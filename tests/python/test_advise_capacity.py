@@ -104,12 +104,12 @@ def test_the_load_is_that_of_the_rates_and_grows_with_the_slo(factor: float, slo
 def test_the_limit_that_binds_has_a_name() -> None:
     long = capacity.fit({"serve": served(0.5), "train": trained(8.0)})
     assert "serve: P99 is over 5 ms" in long.modes["cudasched_mps"].limit
-    assert "wait for best effort" in long.modes["cudasched_mps"].limit
+    assert "because of best effort: without best effort it is" in long.modes["cudasched_mps"].limit
     assert long.modes["cudasched_mps"].scale.low == 0, "a kernel of 8 ms, if it fills the GPU"
     assert long.choice == "cudasched_slices"
     short = capacity.fit({"serve": served(0.5), "rerank": served(2.0, "rerank", slo_ms=6.0), "train": trained(0.01)})
     assert "rerank: P99 is over 6 ms" in short.modes["cudasched_mps"].limit
-    assert "without best effort, too" in short.modes["cudasched_mps"].limit
+    assert "because of requests alone" in short.modes["cudasched_mps"].limit
     assert any("of other mixes nothing was measured" in note for note in short.notes)
 
 

@@ -193,8 +193,8 @@ def fit(programs: Mapping[str, Program], *, slo: bool = True, seed: int = 1) -> 
         ConfigError: There is no server, or a server has no SLO.
         Error: The recordings are of different GPUs, or of one process.
     """
-    mix = _Mix(programs, seed)
     beside.refuse_mismatch([program.recording for program in programs.values()])
+    mix = _Mix(programs, seed)
     if not mix.servers:
         raise ConfigError("the mix has no program of class latency, so nothing bounds its load")
     if slo and (without := [name for name, server in mix.servers.items() if server.slo_ms is None]):
@@ -229,11 +229,10 @@ class _Mix:
         self._seed = seed
         self._seeds = {name: seed + number for number, name in enumerate(self.servers)}
         self._host_ms: dict[str, float] = {}
-        self._host_ms = {
-            name: beside.host_ms(self._server(name, one.recording.trace, 1.0, _HOST_S), one.alone_ms, _HOST_S)
-            for name, one in self.servers.items()
-            if one.alone_ms is not None
-        }
+        for name, one in self.servers.items():
+            if one.alone_ms is not None:
+                alone = self._server(name, one.recording.trace, 1.0, _HOST_S)
+                self._host_ms[name] = beside.host_ms(alone, one.alone_ms, _HOST_S)
         self.p99_ms = functools.cache(self._p99_ms)
 
     def _server(self, name: str, trace: simulate.Trace, scale: float, seconds: float) -> simulate.Client:
@@ -345,7 +344,8 @@ class _Mix:
         if not missed:
             return ""
         worst, without = missed[0], self.p99_ms(name, beyond, best_effort=False)[missed[0]].value
-        said = f"{worst}: P99 is over {self._slos_ms[worst]:g} ms at {beyond:.2f} x the rates"
-        if without > self._slos_ms[worst]:
-            return f"{said}, because requests wait for one another, without best effort, too"
-        return f"{said}, because requests wait for best effort: without it P99 is {without:.2f} ms"
+        cause = "requests alone" if without > self._slos_ms[worst] else "best effort"
+        return (
+            f"{worst}: P99 is over {self._slos_ms[worst]:g} ms at {beyond:.2f} x the rates, because of {cause}: "
+            f"without best effort it is {without:.2f} ms"
+        )
