@@ -28,7 +28,7 @@ bool fill(std::byte* at, Bytes bytes) noexcept {
 bool Arena::grow(Bytes bytes) noexcept {
   if (bytes > most_) return false;
   if (begin_ == nullptr) {
-    void* const made = mmap(nullptr, most_ + kSegmentBytes, PROT_NONE, kFlags, -1, 0);
+    void* const made = mmap(nullptr, most_, PROT_NONE, kFlags, -1, 0);
     if (made == MAP_FAILED) return false;
     begin_ = static_cast<std::byte*>(made);
   }

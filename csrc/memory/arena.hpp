@@ -14,7 +14,10 @@ class Arena {
  public:
   static constexpr Bytes kSegmentBytes = Bytes{64} << 20;
 
-  explicit Arena(Bytes most) noexcept : most_(most) {}
+  // In whole segments.
+  static constexpr Bytes rounded(Bytes bytes) noexcept { return Layout::rounded(bytes, kSegmentBytes); }
+
+  explicit Arena(Bytes most) noexcept : most_(rounded(most)) {}
 
   Bytes bytes() const noexcept { return bytes_; }
   // False: no host memory, or the driver does not pin it; nothing that was there is lost.

@@ -105,7 +105,7 @@ class Layout {
   bool has_pending() const;  // free memory that work may still use
   Bytes limit() const noexcept { return limit_; }
   Bytes page() const noexcept { return page_; }
-  static Bytes rounded(Bytes bytes, Bytes unit) noexcept { return (bytes + unit - 1) / unit * unit; }
+  static constexpr Bytes rounded(Bytes bytes, Bytes unit) noexcept { return (bytes + unit - 1) / unit * unit; }
 
   // The contents, for observers: mapped chunks by address, unmapped chunks, blocks in use by address.
   struct Piece {

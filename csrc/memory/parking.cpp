@@ -12,10 +12,8 @@ namespace cudasched::memory {
 
 using driver::table;
 
-Parking::Parking(Pool& pool) noexcept : pool_(pool), arena_(pool.range_ / 32) {}
-
 Bytes Parking::lacks(Bytes more) const noexcept {
-  const Bytes wanted = Layout::rounded(bytes_ + more, Arena::kSegmentBytes);
+  const Bytes wanted = Arena::rounded(bytes_ + more);
   return wanted > arena_.bytes() ? wanted - arena_.bytes() : 0;
 }
 
@@ -76,8 +74,8 @@ Bytes Parking::move_out(Bytes least) noexcept {
     std::vector<Away> chunks;
     Bytes place = bytes_;
     for (const auto& [at, piece] : pool_.layout_.chunks()) {
-      if (place - bytes_ >= least || place + piece.bytes > arena_.bytes()) break;
-      if (is_away(at)) continue;
+      if (place - bytes_ >= least) break;
+      if (is_away(at) || place + piece.bytes > arena_.bytes()) continue;
       chunks.push_back({at, piece.bytes, place});
       place += piece.bytes;
     }

@@ -22,10 +22,12 @@ class Parking {
  public:
   static constexpr Bytes kPieceBytes = Bytes{4} << 20;
 
-  explicit Parking(Pool& pool) noexcept;
+  // To at most so many bytes of the host.
+  Parking(Pool& pool, Bytes most) noexcept : pool_(pool), arena_(most) {}
 
   // Of chunks that are away.
   Bytes bytes() const noexcept { return bytes_; }
+  Bytes pinned() const noexcept { return arena_.bytes(); }
   // Host memory that has to be pinned before `more` bytes can go.
   Bytes lacks(Bytes more) const noexcept;
   // False: it cannot be had.

@@ -80,7 +80,7 @@ class Config:
     job: str = "auto"
     memory_limit: int = 0
     pageable: bool = False
-    park: bool = False
+    park: int = 0
     give_back_ms: float = 1000.0
     model: str = str(_MODELS)
     cache_dir: str | None = None

@@ -199,7 +199,7 @@ def has(pointer, value, bytes):
 
 def a_pageable_program(stage: Stage, mib: int = 700) -> tuple[Program, int]:
     """And where its memory is, all of it in use and full of sevens."""
-    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_PARK="on")
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_PARK="1GiB")
     training.call(BITS)
     pointer = training.number(f"allocate({mib * MIB})")
     assert pointer > 0
@@ -215,9 +215,12 @@ def away(program: Program) -> int:
 @pytest.mark.parametrize("end", ["frees", "ends", "is killed"])
 def test_a_server_gets_memory_that_a_training_uses_and_the_training_has_it_back(stage: Stage, end: str) -> None:
     training, pointer = a_pageable_program(stage)
+    caching = a_giver(stage, 4)
     server = a_program(stage, "latency", **UNHURRIED)
     held = server.number(f"allocate({600 * MIB})")
     assert held > 0, "but 300 MiB were free"
+    assert clients()[caching.pid].memory_refusals == 0, "one that has nothing to move is not asked to"
+    assert server.number("info()[0]") >= 256 * MIB, "the server's kernels have room, too"
     eventually(lambda: 300 * MIB <= away(training) < 700 * MIB, "no more than the server lacks is moved")
     assert clients()[training.pid].memory_bytes == 700 * MIB - away(training)
     training.call(f"fill_later({pointer + 9}, 8, {MIB})")
@@ -232,6 +235,18 @@ def test_a_server_gets_memory_that_a_training_uses_and_the_training_has_it_back(
     for at, value, size in ((0, 7, 9), (9, 8, MIB), (9 + MIB, 7, MIB), (600 * MIB, 7, 100 * MIB)):
         assert training.number(f"has({pointer + at}, {value}, {size})") == 1
     assert training.number(f"free({pointer}) or info()[0]") >= 1000 * MIB
+
+
+# All that could move is away, and comes back while the server asks again.
+def test_a_server_that_asks_again_gets_memory_that_is_on_its_way_back(stage: Stage) -> None:
+    training, _ = a_pageable_program(stage)
+    server = a_program(stage, "latency", **UNHURRIED)
+    for after_ms in range(200, 500, 30):
+        held = server.number(f"allocate({900 * MIB})")
+        assert held > 0, f"{after_ms} ms"
+        server.call(f"free({held})")
+        time.sleep(after_ms / 1e3)
+    eventually(lambda: away(training) == 0, "the memory is back")
 
 
 @pytest.mark.parametrize("how", ["exits", "is killed"])

@@ -37,6 +37,6 @@ def test_the_defaults_are_the_same(field: str) -> None:
         assert shown[3] == ("none" if ours is None else f"`{ours}`" if isinstance(ours, str) else f"{ours:.15g}")
     elif setting.kind not in ("text", "path"):
         words = (
-            {True: "on", False: "off"} if setting.kind == "switch" else {0: "`none`" if field == "memory_limit" else 0}
+            {True: "on", False: "off"} if setting.kind == "switch" else {0: "`none`" if setting.kind == "size" else 0}
         )
         assert shown[3] == str(words.get(ours, f"`{ours}`"))

@@ -41,7 +41,14 @@ std::uint64_t control_group_room(const std::string& membership, const std::strin
     std::uint64_t used = 0;
     std::ifstream limit(root + group + "/memory.max");  // "max" is no number
     std::ifstream current(root + group + "/memory.current");
-    if (limit >> most && current >> used) room = std::min(room, most - std::min(most, used));
+    if (limit >> most && current >> used) {
+      // The kernel takes files back that no program has used of late.
+      std::ifstream statistics(root + group + "/memory.stat");
+      std::uint64_t files = 0;
+      for (std::string name; statistics >> name >> files && name != "inactive_file"; files = 0) {
+      }
+      room = std::min(room, most - std::min(most, used - std::min(used, files)));
+    }
     if (group.empty() || group == "/") return room;
   }
 }

@@ -31,8 +31,7 @@ namespace {
 
 constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
 constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
-constexpr std::int64_t kAwayLookNs = 20 * kNsPerMs;      // while memory is away
-constexpr std::uint64_t kLeastMoveBytes = std::uint64_t{64} << 20;
+constexpr std::int64_t kSoonNs = 20 * kNsPerMs;          // while memory is away, or pinned ahead
 constexpr std::uint64_t kMostMoveSeconds = 60;  // a second a GiB: the host's memory may have to be pinned first
 constexpr std::int64_t kCacheLookNs = 200 * kNsPerMs;
 constexpr std::int64_t kPoolLookNs = 200 * kNsPerMs;
@@ -115,7 +114,8 @@ void Memory::configure(const Settings& settings) {
   }
   holdings.set_limit(settings.memory_limit);
   pageable.configure(settings.pageable);
-  if (settings.pageable && settings.park) driver::barrier().arm();
+  pager.configure(settings.park);
+  if (settings.pageable && settings.park != 0) driver::barrier().arm();
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
 
@@ -352,18 +352,14 @@ void Memory::run_giver(Device& device) noexcept {
       if (ends) words.gives.store(0, std::memory_order_release);
       answered = !ends && answer_request(device, words);
     }
+    bool soon = false;
     if (!stopped && !answered) {
-      pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
-      if (!table.lost()) publish_pager(table.memory(device.slot(Class::kBestEffort)));
+      soon = pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
     }
     giving_.fetch_sub(1);
     if (stopped || (ends && pager.away() == 0)) return;
-    if (!answered) table.sleep_for_memory(seen, pager.away() != 0 ? kAwayLookNs : kGiverLookNs);
+    if (!answered) table.sleep_for_memory(seen, soon ? kSoonNs : kGiverLookNs);
   }
-}
-
-void Memory::publish_pager(arbiter::SlotMemory& words) noexcept {
-  words.movable_bytes.store(pager.movable(), std::memory_order_release);
 }
 
 // False: no client asks.
@@ -378,7 +374,7 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
     const arbiter::SlotMemory& asker = table.memory(other);
     schedule::MemoryGiver giver = own;
     const bool moves = asker.request_moves.load(std::memory_order_relaxed) != 0;
-    giver.gives = giver.gives || moves;
+    if (moves) giver.gives = pager.movable() != 0;
     const std::uint64_t asked = schedule::answer_for(request_of(table, other), giver, now_ns());
     if (asked != 0 && moves) to_move += asker.request_bytes.load(std::memory_order_relaxed);
     number = std::max(number, asked);
@@ -396,7 +392,6 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
   } else {
     words.refusals.fetch_add(1, std::memory_order_relaxed);
   }
-  publish_pager(words);
   words.answered.store(number, std::memory_order_release);
   table.wake_for_memory();
   return true;
@@ -489,10 +484,9 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
   if (for_moves) {
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
-    if (driver::table().cuMemGetInfo(&free_bytes, &all_bytes) == CUDA_SUCCESS && free_bytes < bytes_) {
-      lacks -= free_bytes;
-    }
-    lacks = std::max(std::min(lacks, movable), kLeastMoveBytes);
+    driver::table().cuMemGetInfo(&free_bytes, &all_bytes);
+    lacks = std::min(bytes_ - std::min<std::uint64_t>(bytes_, free_bytes) + spare_bytes_, movable);
+    spare_bytes_ *= 2;
   }
   {
     // One slot for all threads of the process: the newest request stands in it, and answers to that answer the others.
@@ -535,7 +529,7 @@ std::uint64_t MemoryRequest::owing() const noexcept {
   for_each_slot(owed_, [&](int slot) {
     schedule::MemoryGiver giver = giver_of(table, slot);
     giver.alive = table.slot(slot).occupied.load() != 0;
-    giver.gives = giver.gives || (moves_ && table.memory(slot).movable_bytes.load(std::memory_order_acquire) != 0);
+    if (moves_) giver.gives = table.memory(slot).movable_bytes.load(std::memory_order_acquire) != 0;
     if (schedule::owes_answer({number_, until_ns_}, giver)) found |= bit_of(slot);
   });
   return found;

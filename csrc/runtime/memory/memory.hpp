@@ -91,7 +91,6 @@ class Memory {
 
   void run_giver(Device& device) noexcept;
   bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
-  void publish_pager(arbiter::SlotMemory& words) noexcept;
   bool can_give(const Device& device) noexcept;
   void empty_caches(const Device& device) noexcept;
   void wait_for_requests(Device& device) noexcept;
@@ -140,6 +139,9 @@ class MemoryRequest {
   std::uint64_t owed_ = 0;  // slots that were asked and had not answered at the last look
   std::uint64_t late_ = 0;  // that had not answered in time
   std::uint64_t bytes_ = 0;
+  // Of the GPU, moved beside the missing bytes: the driver needs memory for kernels that the client loads next, and does
+  // not give all free memory as one allocation. A second try doubles it.
+  std::uint64_t spare_bytes_ = std::uint64_t{256} << 20;
   std::int64_t until_ns_ = 0;
   bool asks_ = false;  // counts as one of the process's requests
   bool moves_ = false;

@@ -5,6 +5,7 @@
 #include <new>
 #include <optional>
 
+#include "arbiter/table.hpp"
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/size_text.hpp"
@@ -24,6 +25,10 @@ constexpr std::int64_t kInsideNs = kNsPerSecond;   // a call may take so long th
 constexpr std::int64_t kRefusedNs = kNsPerSecond;  // after a move that failed
 constexpr std::int64_t kCalmNs = 200 * kNsPerMs;   // the GPU has had room
 constexpr std::uint64_t kHostPart = 16;            // of the host's available memory, which stays
+
+std::string rate_text(std::uint64_t bytes, std::int64_t ns) {
+  return std::to_string(bytes >> 20) + " MiB in " + std::to_string(ns / kNsPerUs) + " us";
+}
 
 }  // namespace
 
@@ -45,12 +50,12 @@ bool Pager::park(Device& device, std::uint64_t least) noexcept {
     note();
     refused_ns_ = now_ns();
     full_ns_ = refused_ns_;
+    publish(device, why.empty() ? movable() : 0);
     if (why.empty()) {
       refused_ns_ = 0;
       said_.clear();
       return true;
     }
-    movable_.store(0, std::memory_order_relaxed);
     if (said_ != why) log::warning("this program's GPU memory stays where it is, although it is asked for: " + why);
     said_ = why;
   } catch (const std::exception&) {  // no memory for a message
@@ -65,22 +70,39 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   const std::uint64_t bytes = std::min(std::max(least, memory::Pool::kChunkBytes), movable());
   // Whole chunks, the last of which may be larger than the rest.
   const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
-  const std::uint64_t lacks = parking_->lacks(room);
-  const std::uint64_t available = room_on_host();
-  if (lacks > available - available / kHostPart || !parking_->make_room(room)) {
-    return size_text(lacks) +
-           " of the host's memory cannot be had and pinned for it (free memory, RLIMIT_MEMLOCK, the "
-           "container's limit)";
-  }
+  if (std::string why = pin(room); !why.empty()) return why;
   if (parking_->bytes() == 0) {
     if (std::string why = stop_program(); !why.empty()) return why;
   }
   const std::int64_t begin = now_ns();
   const std::uint64_t moved = parking_->move_out(bytes);
   if (parking_->bytes() == 0) driver::barrier().open();
-  if (moved == 0) return "the driver refuses to copy or unmap it";
-  log::info("parked " + size_text(moved) + " in " + std::to_string((now_ns() - begin) / kNsPerMs) + " ms");
+  if (moved == 0)
+    return "no chunk of it fits into the host memory of the setting park, or the driver refuses to move it";
+  log::info("parked " + rate_text(moved, now_ns() - begin));
   return "";
+}
+
+// Empty: so much more can go.
+std::string Pager::pin(std::uint64_t more) {
+  const std::uint64_t lacks = parking_->lacks(more);
+  const std::uint64_t available = room_on_host();
+  if (lacks > available - available / kHostPart) {
+    return "it needs " + size_text(lacks) + " of the host's memory, and " + size_text(available) +
+           " are available, of which a sixteenth stays (MemAvailable, the container's limit)";
+  }
+  const driver::RelaxedCapture relaxed;
+  if (parking_->make_room(more)) return "";
+  return "the driver does not pin " + size_text(lacks) + " of the host's memory for it (RLIMIT_MEMLOCK)";
+}
+
+// A segment, before it is needed. False: there is nothing more to pin.
+bool Pager::pin_ahead() {
+  if (!pins_ahead_ || parking_ == nullptr || parking_->lacks(movable()) == 0) return false;
+  const std::string why = pin(parking_->pinned() - parking_->bytes() + memory::Arena::kSegmentBytes);
+  pins_ahead_ = why.empty();
+  if (!pins_ahead_) log::warning("no more of the host's memory is pinned ahead for this program's: " + why);
+  return pins_ahead_;
 }
 
 // Empty: no work of the process is on the GPU, and none comes.
@@ -101,11 +123,19 @@ std::string Pager::stop_program() {
 // What the giver's looks at the pool have found.
 void Pager::note() noexcept {
   memory::Pool* const pool = pageable_.pool_made();
-  if (parking_ == nullptr && pool != nullptr) parking_ = new (std::nothrow) memory::Parking(*pool);
+  if (parking_ == nullptr && pool != nullptr) parking_ = new (std::nothrow) memory::Parking(*pool, most_);
   const std::optional<memory::Statistics> seen = pool != nullptr ? pool->look() : std::nullopt;
   if (parking_ == nullptr || !seen) return;
   away_.store(parking_->bytes(), std::memory_order_relaxed);
-  movable_.store(seen->reserved - std::min(seen->reserved, parking_->bytes()), std::memory_order_relaxed);
+  const std::uint64_t all = std::min(seen->reserved, most_);
+  movable_.store(all - std::min(all, parking_->bytes()), std::memory_order_relaxed);
+}
+
+// For this process's threads, and for clients that ask.
+void Pager::publish(Device& device, std::uint64_t movable) noexcept {
+  movable_.store(movable, std::memory_order_relaxed);
+  if (device.table().lost()) return;
+  device.table().memory(device.slot(Class::kBestEffort)).movable_bytes.store(movable, std::memory_order_release);
 }
 
 // On the GPU, for all that is away.
@@ -116,30 +146,44 @@ bool Pager::has_room() noexcept {
   return here.ok() && table().cuMemGetInfo(&free, &all) == CUDA_SUCCESS && free >= parking_->bytes();
 }
 
-void Pager::tend(Device& device, bool asked) noexcept {
-  if (!driver::barrier().armed()) return;  // nothing can move
-  const std::int64_t now = now_ns();
-  const bool may_try = now - refused_ns_ >= kRefusedNs;
+bool Pager::tend(Device& device, bool asked) noexcept {
+  if (!driver::barrier().armed()) return false;  // nothing can move
+  const bool may_try = now_ns() - refused_ns_ >= kRefusedNs;
   bool can = false;
+  bool pins = false;
   {
     const std::lock_guard held(moving_);
     note();
     try {
       can = may_try && why_not(device).empty();
+      pins = can && pin_ahead();
     } catch (const std::exception&) {
     }
-    if (!can) movable_.store(0, std::memory_order_relaxed);
+    publish(device, can ? movable() : 0);
   }
   if (wanted_away_.load() && can && movable() > 0) park(device, UINT64_MAX);
-  if (away() == 0 || wanted_away_.load()) return;
+  if (away() != 0 && !wanted_away_.load()) move_back(device, asked);
+  return pins || away() != 0;
+}
+
+void Pager::move_back(Device& device, bool asked) noexcept {
   const std::lock_guard held(moving_);
+  const std::int64_t now = now_ns();
   if (asked || parking_->bytes() == 0 || !has_room()) full_ns_ = now;
   if (now - full_ns_ < kCalmNs) return;
+  const std::uint64_t moved = parking_->bytes();
+  // A client whose allocation fails from here on asks for it again.
+  publish(device, movable() + moved);
   if (parking_->move_in()) {
     driver::barrier().open();
     note();
+    try {
+      log::info("brought back " + rate_text(moved, now_ns() - now));
+    } catch (const std::exception&) {
+    }
   } else {
     full_ns_ = now_ns() + device.slot(Class::kBestEffort) * kNsPerMs;  // several programs do not try at once
+    publish(device, movable() - moved);
   }
 }
 

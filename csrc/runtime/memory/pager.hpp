@@ -1,7 +1,7 @@
 // Moves pageable memory (pageable.hpp) of a best-effort process to the host's and back, whole chunks of it, while the
 // process is stopped ("parked"). A latency client whose allocation fails asks for that (memory.hpp), or a controller.
 //
-//   host memory is pinned, and the program runs on
+//   host memory is pinned ahead, as much as the setting `park` allows, and the program runs on
 //   the barrier closes (driver/barrier.hpp): the launcher and the program's calls wait, launches go into the ring
 //   the GPU becomes idle; where a call has waited for that for a second, nothing moves, and the program goes on
 //   chunks are copied, unmapped and given back; later created, mapped and copied again
@@ -30,15 +30,18 @@ class Pager {
  public:
   explicit Pager(Pageable& pageable) noexcept : pageable_(pageable) {}
 
+  // The host memory, in bytes, to which chunks may move.
+  void configure(std::uint64_t most) noexcept { most_ = memory::Arena::rounded(most); }
+
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
   std::uint64_t away() const noexcept { return away_.load(std::memory_order_relaxed); }
 
   // Moves at least so many bytes away, or all. False: none moved; the log says why, once for each reason.
   bool park(Device& device, std::uint64_t least) noexcept;
-  // Looks what can move, carries out what a controller wants, and moves memory back where that is due. `asked`: a
-  // client asks for memory.
-  void tend(Device& device, bool asked) noexcept;
+  // Looks what can move, carries out what a controller wants, moves memory back where that is due, and pins ahead.
+  // `asked`: a client asks for memory. True: there is more to do soon.
+  bool tend(Device& device, bool asked) noexcept;
   // A controller wants all memory away until it says otherwise.
   void want_away(bool away) noexcept {
     if (!away) full_ns_.store(0);  // at once
@@ -54,12 +57,18 @@ class Pager {
   std::string why_not(const Device& device) const;
   std::string move_away(Device& device, std::uint64_t least);
   std::string stop_program();
+  std::string pin(std::uint64_t more);
+  bool pin_ahead();
+  void move_back(Device& device, bool asked) noexcept;
   bool has_room() noexcept;
   void note() noexcept;
+  void publish(Device& device, std::uint64_t movable) noexcept;
 
   Pageable& pageable_;
   std::mutex moving_;
   memory::Parking* parking_ = nullptr;  // never destroyed, as the pool
+  std::uint64_t most_ = 0;
+  bool pins_ahead_ = true;
   std::atomic<std::uint64_t> movable_{0};
   std::atomic<std::uint64_t> away_{0};
   std::atomic<bool> wanted_away_{false};

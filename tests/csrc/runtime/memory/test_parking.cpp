@@ -39,7 +39,9 @@ using test::Program;
 // Each test is a process of its own, and a best-effort one. A giver's thread serves want().
 class ParkingTest : public ::testing::Test {
  protected:
-  ParkingTest() { Program::check(program_.launch(0)); }  // a client, whose launches are offloaded
+  explicit ParkingTest(const char* host_memory = "1GiB") : settings_(host_memory) {
+    Program::check(program_.launch(0));  // a client, whose launches are offloaded
+  }
   ~ParkingTest() override {
     want(false);
     EXPECT_TRUE(ended_ || eventually([&] { return pager().away() == 0; }));
@@ -87,15 +89,21 @@ class ParkingTest : public ::testing::Test {
                                           static_cast<void**>(nullptr));
   }
   struct Settings {
-    Settings() {
+    explicit Settings(const char* host_memory) {
       setenv("CUDASCHED_CLASS", "best_effort", 1);
       setenv("CUDASCHED_PAGEABLE", "on", 1);
-      setenv("CUDASCHED_PARK", "on", 1);
+      setenv("CUDASCHED_PARK", host_memory, 1);
       setenv("CUDASCHED_SIM_MEMORY_MB", "1024", 1);
     }
   } settings_;
+  void keep_every_byte();
   Program program_;
   bool ended_ = false;  // the process: what is away stays there
+};
+
+class LittleHostMemoryTest : public ParkingTest {
+ protected:
+  LittleHostMemoryTest() : ParkingTest("64MiB") {}
 };
 
 TEST_F(ParkingTest, UnmapsEveryPageAndBringsEveryByteBack) {
@@ -213,13 +221,14 @@ TEST_F(ParkingTest, WithoutPinnedHostMemoryAllStays) {
   const test::Replaced refuses(
       driver::driver_table.cuMemHostRegister, +[](void*, std::size_t, unsigned) { return CUDA_ERROR_OUT_OF_MEMORY; });
   CUdeviceptr block = 0;
-  ASSERT_EQ(allocate(block, 8 * kMiB), CUDA_SUCCESS);
   ::testing::internal::CaptureStderr();
+  ASSERT_EQ(allocate(block, 8 * kMiB), CUDA_SUCCESS);
   want(true);
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // it tries at least once
   want(false);
   const std::string said = ::testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("of the host's memory cannot be had"), std::string::npos) << said;
+  EXPECT_NE(said.find("the driver does not pin 64.0 MiB of the host's memory"), std::string::npos) << said;
+  EXPECT_NE(said.find("is pinned ahead"), std::string::npos) << said;
   EXPECT_EQ(said.find("stays where it is"), said.rfind("stays where it is")) << "once: " << said;
   EXPECT_FALSE(driver::barrier().closed());
   EXPECT_TRUE(is_mapped(block));
@@ -376,7 +385,7 @@ TEST_F(ParkingTest, AProcessEndsWhileItsMemoryIsAway) {
 
 // Launches, copies, fills, allocations and frees by two threads, while memory goes and comes: each block keeps its own
 // bytes, and no page is lost.
-TEST_F(ParkingTest, RandomHistoriesKeepEveryByte) {
+void ParkingTest::keep_every_byte() {
   ASSERT_EQ(program_.launch(1, program_.stream(), 20), CUDA_SUCCESS);  // known to be launched with success
   const std::size_t free_before = free_bytes();
   std::atomic<bool> ends{false};
@@ -465,6 +474,23 @@ TEST_F(ParkingTest, RandomHistoriesKeepEveryByte) {
   EXPECT_EQ(free_bytes(), free_before);
 }
 
+TEST_F(ParkingTest, RandomHistoriesKeepEveryByte) { keep_every_byte(); }
+TEST_F(LittleHostMemoryTest, RandomHistoriesKeepEveryByte) { keep_every_byte(); }
+
+TEST_F(LittleHostMemoryTest, BoundsTheBytesThatMove) {
+  CUdeviceptr block = 0;
+  ASSERT_EQ(allocate(block, 200 * kMiB), CUDA_SUCCESS);
+  fill(block, 5, 200 * kMiB);
+  program_.synchronize();
+  ASSERT_TRUE(park(64 * kMiB));
+  EXPECT_EQ(pager().movable(), 0U);
+  EXPECT_FALSE(is_mapped(block + 63 * kMiB));
+  EXPECT_TRUE(is_mapped(block + 64 * kMiB));
+  ASSERT_TRUE(unpark());
+  const auto bytes = read(block, 200 * kMiB);
+  EXPECT_TRUE(std::ranges::all_of(bytes, [](unsigned char each) { return each == 5; }));
+}
+
 TEST(ControlGroupRoom, IsTheLeastOfTheGroupsAbove) {
   const test::PrivateDirectory directory;
   const auto write = [&](const std::string& name, const std::string& text) {
@@ -485,6 +511,8 @@ TEST(ControlGroupRoom, IsTheLeastOfTheGroupsAbove) {
   EXPECT_EQ(room(), 10U);
   write("/fs/a/b/memory.current", "60\n");
   EXPECT_EQ(room(), 0U);
+  write("/fs/a/b/memory.stat", "anon 9\ninactive_file 35\nactive_file 20\n");
+  EXPECT_EQ(room(), 25U) << "the kernel takes files back";
 }
 
 }  // namespace
