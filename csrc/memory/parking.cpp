@@ -33,10 +33,10 @@ bool Parking::prepare() noexcept {
 
 bool Parking::is_away(Bytes at) const noexcept { return std::ranges::binary_search(away_, at, {}, &Away::at); }
 
-// done(chunk) follows the last piece of each chunk, while pieces of the next one are under way. False: a copy or done()
-// failed, and nothing is under way.
-template <typename Done>
-bool Parking::copy(const std::vector<Away>& chunks, Way way, Done&& done) noexcept {
+// begin(chunk) goes before the first piece of each chunk and done(chunk) behind the last, while pieces of the chunk
+// before and of the next one are under way. False: a copy or one of these failed, and nothing is under way.
+template <typename Begin, typename Done>
+bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done&& done) noexcept {
   const Away* ended[2] = {};  // whose last piece is outstanding
   std::size_t turn = 0;
   bool ok = true;
@@ -45,6 +45,7 @@ bool Parking::copy(const std::vector<Away>& chunks, Way way, Done&& done) noexce
     if (ok && chunk != nullptr) ok = done(*chunk);
   };
   for (const Away& chunk : chunks) {
+    ok = ok && begin(chunk);
     for (Bytes copied = 0; ok && copied < chunk.bytes; turn ^= 1) {
       const Bytes place = chunk.place + copied;
       const Bytes piece = std::min({kPieceBytes, chunk.bytes - copied, Arena::segment_end(place) - place});
@@ -82,13 +83,14 @@ Bytes Parking::move_out(Bytes least) noexcept {
     std::vector<Away> all = away_;
     all.reserve(away_.size() + chunks.size());
     away_.swap(all);
-    copy(chunks, Way::kOut, [&](const Away& chunk) {
+    const auto give_back = [&](const Away& chunk) {
       if (table().cuMemUnmap(pool_.base_ + chunk.at, chunk.bytes) != CUDA_SUCCESS) return false;
       table().cuMemRelease(pool_.layout_.chunks().at(chunk.at).chunk);
       away_.push_back(chunk);
       moved += chunk.bytes;
       return true;
-    });
+    };
+    copy(chunks, Way::kOut, [](const Away&) { return true; }, give_back);
     bytes_ += moved;
     std::ranges::sort(away_, {}, &Away::at);
   } catch (const std::exception& error) {
@@ -130,13 +132,20 @@ bool Parking::move_in() noexcept {
     handles.push_back(handle);
   }
   std::size_t mapped = 0;
-  while (handles.size() == away_.size() && mapped < away_.size() && map(away_[mapped], handles[mapped])) ++mapped;
-  if (mapped < away_.size()) {
+  bool refused = handles.size() < away_.size();
+  const auto map_next = [&](const Away& chunk) {
+    refused = refused || !map(chunk, handles[mapped]);
+    if (!refused) ++mapped;
+    return !refused;
+  };
+  const bool copied = copy(away_, Way::kIn, map_next, [](const Away&) { return true; });
+  while (!refused && mapped < away_.size()) map_next(away_[mapped]);  // where a copy failed
+  if (refused) {
     for (std::size_t i = 0; i < mapped; ++i) table().cuMemUnmap(pool_.base_ + away_[i].at, away_[i].bytes);
     for (const Chunk handle : handles) table().cuMemRelease(handle);
     return false;
   }
-  if (!copy(away_, Way::kIn, [](const Away&) { return true; })) {
+  if (!copied) {
     log::error("memory could not be copied back to the GPU: the program's next CUDA calls will say why");
   }
   for (std::size_t i = 0; i < away_.size(); ++i) pool_.layout_.replaced(away_[i].at, handles[i]);

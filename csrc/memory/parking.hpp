@@ -52,8 +52,8 @@ class Parking {
 
   bool prepare() noexcept;
   bool is_away(Bytes at) const noexcept;
-  template <typename Done>
-  bool copy(const std::vector<Away>& chunks, Way way, Done&& done) noexcept;
+  template <typename Begin, typename Done>
+  bool copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done&& done) noexcept;
   bool map(const Away& chunk, Chunk handle) noexcept;
 
   Pool& pool_;

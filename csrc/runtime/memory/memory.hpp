@@ -139,8 +139,8 @@ class MemoryRequest {
   std::uint64_t owed_ = 0;  // slots that were asked and had not answered at the last look
   std::uint64_t late_ = 0;  // that had not answered in time
   std::uint64_t bytes_ = 0;
-  // Of the GPU, moved beside the missing bytes: the driver needs memory for kernels that the client loads next, and does
-  // not give all free memory as one allocation. A second try doubles it.
+  // Of the GPU, moved beside the missing bytes: the driver needs memory for kernels that the client loads next, and
+  // does not give all free memory as one allocation. A second try doubles it.
   std::uint64_t spare_bytes_ = std::uint64_t{256} << 20;
   std::int64_t until_ns_ = 0;
   bool asks_ = false;  // counts as one of the process's requests
