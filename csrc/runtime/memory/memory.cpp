@@ -31,7 +31,7 @@ namespace {
 
 constexpr std::int64_t kSayAgainNs = 10 * kNsPerSecond;
 constexpr std::int64_t kGiverLookNs = kNsPerSecond / 2;  // should a wake-up have gone astray
-constexpr std::int64_t kSoonNs = 20 * kNsPerMs;          // while memory is away, or pinned ahead
+constexpr std::int64_t kPagerLookNs = 20 * kNsPerMs;     // where memory can move
 constexpr std::uint64_t kMostMoveSeconds = 60;  // a second a GiB: the host's memory may have to be pinned first
 constexpr std::int64_t kCacheLookNs = 200 * kNsPerMs;
 constexpr std::int64_t kPoolLookNs = 200 * kNsPerMs;
@@ -352,13 +352,12 @@ void Memory::run_giver(Device& device) noexcept {
       if (ends) words.gives.store(0, std::memory_order_release);
       answered = !ends && answer_request(device, words);
     }
-    bool soon = false;
     if (!stopped && !answered) {
-      soon = pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
+      pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
     }
     giving_.fetch_sub(1);
     if (stopped || (ends && pager.away() == 0)) return;
-    if (!answered) table.sleep_for_memory(seen, soon ? kSoonNs : kGiverLookNs);
+    if (!answered) table.sleep_for_memory(seen, driver::barrier().armed() ? kPagerLookNs : kGiverLookNs);
   }
 }
 

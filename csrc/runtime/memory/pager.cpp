@@ -96,13 +96,12 @@ std::string Pager::pin(std::uint64_t more) {
   return "the driver does not pin " + size_text(lacks) + " of the host's memory for it (RLIMIT_MEMLOCK)";
 }
 
-// A segment, before it is needed. False: there is nothing more to pin.
-bool Pager::pin_ahead() {
-  if (!pins_ahead_ || parking_ == nullptr || parking_->lacks(movable()) == 0) return false;
+// A segment, before it is needed.
+void Pager::pin_ahead() {
+  if (!pins_ahead_ || parking_ == nullptr || parking_->lacks(movable()) == 0) return;
   const std::string why = pin(parking_->pinned() - parking_->bytes() + memory::Arena::kSegmentBytes);
   pins_ahead_ = why.empty();
   if (!pins_ahead_) log::warning("no more of the host's memory is pinned ahead for this program's: " + why);
-  return pins_ahead_;
 }
 
 // Empty: no work of the process is on the GPU, and none comes.
@@ -123,11 +122,11 @@ std::string Pager::stop_program() {
 // What the giver's looks at the pool have found.
 void Pager::note() noexcept {
   memory::Pool* const pool = pageable_.pool_made();
-  if (parking_ == nullptr && pool != nullptr) parking_ = new (std::nothrow) memory::Parking(*pool, most_);
+  if (parking_ == nullptr && pool != nullptr) parking_ = new (std::nothrow) memory::Parking(*pool, most_.load());
   const std::optional<memory::Statistics> seen = pool != nullptr ? pool->look() : std::nullopt;
   if (parking_ == nullptr || !seen) return;
   away_.store(parking_->bytes(), std::memory_order_relaxed);
-  const std::uint64_t all = std::min(seen->reserved, most_);
+  const std::uint64_t all = std::min(seen->reserved, most_.load());
   movable_.store(all - std::min(all, parking_->bytes()), std::memory_order_relaxed);
 }
 
@@ -146,24 +145,22 @@ bool Pager::has_room() noexcept {
   return here.ok() && table().cuMemGetInfo(&free, &all) == CUDA_SUCCESS && free >= parking_->bytes();
 }
 
-bool Pager::tend(Device& device, bool asked) noexcept {
-  if (!driver::barrier().armed()) return false;  // nothing can move
+void Pager::tend(Device& device, bool asked) noexcept {
+  if (!driver::barrier().armed()) return;  // nothing can move
   const bool may_try = now_ns() - refused_ns_ >= kRefusedNs;
   bool can = false;
-  bool pins = false;
   {
     const std::lock_guard held(moving_);
     note();
     try {
       can = may_try && why_not(device).empty();
-      pins = can && pin_ahead();
+      if (can) pin_ahead();
     } catch (const std::exception&) {
     }
     publish(device, can ? movable() : 0);
   }
   if (wanted_away_.load() && can && movable() > 0) park(device, UINT64_MAX);
   if (away() != 0 && !wanted_away_.load()) move_back(device, asked);
-  return pins || away() != 0;
 }
 
 void Pager::move_back(Device& device, bool asked) noexcept {

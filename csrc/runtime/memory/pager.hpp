@@ -31,7 +31,7 @@ class Pager {
   explicit Pager(Pageable& pageable) noexcept : pageable_(pageable) {}
 
   // The host memory, in bytes, to which chunks may move.
-  void configure(std::uint64_t most) noexcept { most_ = memory::Arena::rounded(most); }
+  void configure(std::uint64_t most) noexcept { most_.store(memory::Arena::rounded(most)); }
 
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
@@ -40,8 +40,8 @@ class Pager {
   // Moves at least so many bytes away, or all. False: none moved; the log says why, once for each reason.
   bool park(Device& device, std::uint64_t least) noexcept;
   // Looks what can move, carries out what a controller wants, moves memory back where that is due, and pins ahead.
-  // `asked`: a client asks for memory. True: there is more to do soon.
-  bool tend(Device& device, bool asked) noexcept;
+  // `asked`: a client asks for memory.
+  void tend(Device& device, bool asked) noexcept;
   // A controller wants all memory away until it says otherwise.
   void want_away(bool away) noexcept {
     if (!away) full_ns_.store(0);  // at once
@@ -58,7 +58,7 @@ class Pager {
   std::string move_away(Device& device, std::uint64_t least);
   std::string stop_program();
   std::string pin(std::uint64_t more);
-  bool pin_ahead();
+  void pin_ahead();
   void move_back(Device& device, bool asked) noexcept;
   bool has_room() noexcept;
   void note() noexcept;
@@ -67,7 +67,7 @@ class Pager {
   Pageable& pageable_;
   std::mutex moving_;
   memory::Parking* parking_ = nullptr;  // never destroyed, as the pool
-  std::uint64_t most_ = 0;
+  std::atomic<std::uint64_t> most_{0};
   bool pins_ahead_ = true;
   std::atomic<std::uint64_t> movable_{0};
   std::atomic<std::uint64_t> away_{0};
