@@ -4,6 +4,7 @@ python memory.py limit GIB          # under `cudasched run --memory-limit`: GIB 
 python memory.py keep GIB           # best effort: caches so much, then says `kept` and waits for a line
 python memory.py silent GIB         # the same, in a program that says nothing of its cache
 python memory.py need GIB           # latency: allocates so much, and says in how many ms
+python memory.py fill GIB           # allocates all but so much, then says `kept` and waits for a line
 python memory.py accounts           # bytes at the driver's door against PyTorch's own
 python memory.py pageable           # best effort, pageable: large tensors in chunks, under PyTorch's own allocator
 python memory.py parked GIB         # best effort, pageable: fills so much, says `kept`, works until a line comes
@@ -127,6 +128,14 @@ def need(gib: float) -> None:
     print(f"ms {(time.perf_counter() - began) * 1e3:.1f}")
     block[::4096].fill_(7)
     torch.cuda.synchronize()
+
+
+def fill(gib: float) -> None:
+    torch.ones(1, device="cuda").add_(1)
+    block = empty(torch.cuda.mem_get_info()[0] / GIB - gib)
+    print("kept", flush=True)
+    sys.stdin.readline()
+    del block
 
 
 def accounts(_: float) -> None:
