@@ -1,4 +1,4 @@
-"""The pool of `cudasched.memory` against other allocators, and copies beside requests: figures of results/memory.json.
+"""Memory: the pool against other allocators, copies beside requests, and parking; figures of results/memory.json.
 
 Histories of allocations (traces.py) are replayed by a process of each allocator's own, without work on the GPU.
 `pool_reserved_of_used` is the most memory that the pool takes of the GPU over the most that the history uses, of the
@@ -10,6 +10,16 @@ allocator with expandable segments, and RMM's pool where it is installed.
 `copy_p99_ratio` is the P99 of requests that copy 1 MB in, beside a best-effort program that copies 1 GiB at a time both
 ways, over that of the requests alone. `copy_rate` is the program's rate, both ways together, over its rate without the
 server and without cudasched. Those with `_time_slices` are the same without cudasched.
+
+Moves: a training holds pageable memory, and a latency client takes the rest of the GPU, allocates 10 GiB that are not
+free, frees them, and so on. `rescue_time_ratio` is the time of such an allocation over that of a plain pinned copy of
+10 GiB and 10 ms; the first one, for which host memory may have to be pinned, is `rescue_first_ratio`. `move_rate` is
+the rate of a move, of the slower direction, over that of a plain pinned copy. `move_p99_ratio` and `move_worst` are the
+P99 and the longest latency of a server's requests that overlap moves over those of the server alone.
+
+`bits_failed` counts runs of a training, eager and as a CUDA graph, whose memory moves at random, and whose last words
+differ from those of a run without moves. `idle_step` is the time of a step where nothing moves, `pageable_alloc_ratio`
+that of an allocation and its free of the slowest size, with `pageable` and `park` over without.
 """
 
 from __future__ import annotations
@@ -18,11 +28,16 @@ import importlib.util
 import itertools
 import json
 import os
+import random
+import re
+import select
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,8 +65,16 @@ COPY_ARMS = {
     "time_slices": (True, True),
     "cudasched": (True, True),
 }
-#: Requests a second, and bytes of a copy; a rehearsal's device is slower.
+#: Requests a second, and bytes of a copy; a rehearsal's device is slower, and smaller.
 RATE_HZ, COPIED = 100.0, 1 << 30
+SMALLER = 64
+#: Of the moves: the bytes of a block of a training, those that an allocation lacks, and those of the GPU that are free.
+BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
+#: Allocations before the server comes.
+RESCUES = 4
+MOVE = re.compile(r"(parked|brought back) (\d+) MiB in (\d+) us")
+PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "16GiB", "CUDASCHED_LOG": "info"}
+PATIENT = {"CUDASCHED_GIVE_BACK_MS": "30000"}
 
 
 class Program:
@@ -92,12 +115,13 @@ def said(command: Sequence[str], environment: dict[str, str]) -> Any:
             command,
             cwd=HERE.parents[1],
             env=environment,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
             check=False,
         )
-        return json.loads(done.stdout)
+        return json.loads(done.stdout.removeprefix("ready\n"))
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise HarnessError(f"{' '.join(command)}: {error}") from error
 
@@ -131,6 +155,7 @@ class Copies:
         self.session = session
         self.path = compile_c(session.builds / "copies", HERE / "copies.c", options=["-pthread"])
         (session.scratch / "copies").mkdir(mode=0o700)
+        session.backend.settings["CUDASCHED_SIM_MEMORY_MB"] = "1024"
 
     def __enter__(self) -> Copies:
         return self
@@ -138,18 +163,18 @@ class Copies:
     def __exit__(self, *_: object) -> None:
         self.path.unlink()
 
-    def _program(self, client_class: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-        environment = self.session.backend.environment(bool(client_class))
+    def _program(self, client_class: str, *arguments: object, **settings: str) -> tuple[list[str], dict[str, str]]:
+        environment = self.session.backend.environment(bool(client_class)) | settings
         environment["CUDASCHED_RUN_DIR"] = str(self.session.scratch / "copies")
         environment["COPIES_IMAGE"] = "simulated" if self.session.rehearsal else "ptx"
         hook_it = [*CUDASCHED, "run", "--class", client_class, "--"] if client_class else []
-        return [*hook_it, str(self.path), *arguments], environment
+        return [*hook_it, str(self.path), *map(str, arguments)], environment
 
     @contextmanager
     def copying(self, client_class: str) -> Iterator[list[float]]:
         """Copies both ways meanwhile; then the list has the bytes a second into the device and out of it."""
         bytes_each = COPIED // 16 if self.session.rehearsal else COPIED
-        command, environment = self._program(client_class, "copy", str(bytes_each))
+        command, environment = self._program(client_class, "copy", bytes_each)
         rates: list[float] = []
         with subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -163,11 +188,101 @@ class Copies:
             finally:
                 process.kill()
 
-    def serve(self, client_class: str, seconds: float, seed: int) -> list[float]:
-        """The latencies of requests, ms."""
-        rate_hz = RATE_HZ / self.session.backend.scale
-        command, environment = self._program(client_class, "serve", str(seconds), str(rate_hz), str(seed))
-        made: list[float] = said(command, environment)
+    def ask(self, client_class: str, *arguments: object, **settings: str) -> Any:
+        """The JSON that a program prints."""
+        return said(*self._program(client_class, *arguments, **settings))
+
+    def serve(self, client_class: str, seconds: float, seed: int, rate_hz: float = RATE_HZ) -> list[list[float]]:
+        """Of each request: when it was due (monotonic), and its latency, ms."""
+        made: list[list[float]] = self.ask(client_class, "serve", seconds, rate_hz / self.session.backend.scale, seed)
+        return made
+
+    def scaled(self, size: int) -> int:
+        """Bytes, of which a rehearsal has fewer."""
+        return size // SMALLER if self.session.rehearsal else size
+
+    @contextmanager
+    def moving(self, needed: int, *training: object) -> Iterator[tuple[Moved, Callable[..., float]]]:
+        """A training, and a function by which a latency client allocates and frees; it returns the former's ms."""
+        command, environment = self._program("best-effort", "train", *training, **PAGEABLE)
+        with Moved(command, environment) as moved:
+            need = ("need", self.scaled(needed + LEFT), self.scaled(LEFT))
+            command, environment = self._program("latency", *need, **PATIENT)
+            with subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            ) as asker:
+
+                def step() -> float:
+                    assert asker.stdin is not None and asker.stdout is not None
+                    asker.stdin.write("\n")
+                    line = asker.stdout.readline()
+                    if not line:
+                        raise HarnessError(f"the latency client got no memory: {moved.said()}")
+                    return float(line)
+
+                def cycle(kept_s: float = 0.0) -> float:
+                    ms = step()
+                    time.sleep(kept_s)
+                    step()
+                    return ms
+
+                try:
+                    if asker.stdout is None or asker.stdout.readline() != "ready\n":
+                        raise HarnessError("the latency client did not start")
+                    moved.begin()
+                    yield moved, cycle
+                finally:
+                    asker.kill()
+
+
+class Moved:
+    """A training, and the moves that its log tells of: the monotonic end (ms), the direction, MiB and ms of each."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self.moves: list[tuple[float, str, float, float]] = []
+        self._lines: list[str] = []
+        self._read = threading.Thread(target=self._listen, daemon=True)
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._read.start()
+        assert self.process.stdout is not None
+        if self.process.stdout.readline() != "ready\n":
+            raise HarnessError(f"the training did not start: {self.said()}")
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.append(line)
+            if found := MOVE.search(line):
+                way, mib, us = found.groups()
+                self.moves.append((time.monotonic() * 1e3, way, float(mib), float(us) / 1e3))
+
+    def __enter__(self) -> Moved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def begin(self) -> None:
+        """Has it take its steps."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def said(self) -> str:
+        """The end of its log."""
+        return "".join(self._lines)[-2000:]
+
+    def result(self) -> dict[str, Any]:
+        """The JSON that it prints at its end. Raises HarnessError."""
+        try:
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self.process.stdin.close()
+            made: dict[str, Any] = json.loads(self.process.stdout.read())
+        except ValueError as error:
+            raise HarnessError(f"the training failed: {self.said()}") from error
         return made
 
 
@@ -183,7 +298,7 @@ def copies(session: Session) -> None:
         made: dict[str, list[float]] = {}
         with programs.copying(copier) if copies_too else nullcontext([]) as rates:
             if serves:
-                made["latency_ms"] = programs.serve(server, seconds, 1 + repeat)
+                made["latency_ms"] = [latency for _, latency in programs.serve(server, seconds, 1 + repeat)]
             else:
                 time.sleep(seconds)
         if copies_too:
@@ -191,6 +306,139 @@ def copies(session: Session) -> None:
         session.store.keep(part, made)
         gb_per_s = " and ".join(f"{rate / 1e9:.1f}" for rate in rates)
         session.say(f"{arm} {repeat}: {brief(made.get('latency_ms', []))} {gb_per_s and gb_per_s + ' GB/s'}")
+
+
+def moves(session: Session) -> None:
+    """In each repeat the server alone, and moves without it and beside it."""
+    programs, seconds = session.shared(Copies), float(session.options.seconds)
+    training = (24, programs.scaled(BLOCK), 0, 0, "eager")
+    if "moves/rate" not in session.store.done:
+        session.store.keep("moves/rate", programs.ask("", "rate", programs.scaled(COPIED)))
+    for repeat in range((session.options.repeats + 1) // 2):
+        part = f"moves/{repeat}"
+        if part in session.store.done:
+            continue
+        session.need(2 * seconds + TIMEOUT_S / 4)
+        alone = programs.serve("latency", seconds, 1 + repeat, 2 * RATE_HZ)
+        with ThreadPoolExecutor(1) as beside, programs.moving(NEEDED, *training) as (moved, cycle):
+            rescues = []
+            for _ in range(RESCUES):
+                rescues.append(cycle())
+                time.sleep(0.5)  # all is back
+            server = beside.submit(programs.serve, "latency", seconds, 1 + repeat, 2 * RATE_HZ)
+            while not server.done():
+                cycle()
+            moved.result()
+            made = {
+                "needed": programs.scaled(NEEDED),
+                "alone": alone,
+                "served": server.result(),
+                "rescue_ms": rescues,
+                "moves": moved.moves,
+            }
+        if not overlapping(made):
+            raise HarnessError("no request overlapped a move")
+        session.store.keep(part, made)
+        session.say(f"{len(moved.moves)} moves; {brief(overlapping(made))} beside them; allocations {rescues} ms")
+
+
+def overlapping(part: Mapping[str, Any]) -> list[float]:
+    """The latencies of requests that were under way in a move."""
+    spans = [(end - ms, end) for end, _, _, ms in part["moves"]]
+    return [
+        latency for due, latency in part["served"] if any(due <= end and due + latency >= begin for begin, end in spans)
+    ]
+
+
+def bits(session: Session) -> None:
+    """Each training without moves and with them."""
+    programs, chance = session.shared(Copies), random.Random(5)
+    for arm in ("eager", "graph"):
+        if f"bits/{arm}" in session.store.done:
+            continue
+        session.need(TIMEOUT_S / 4)
+        training = (4, programs.scaled(BLOCK), session.options.steps * 5, 10_000, arm)
+        undisturbed = programs.ask("best-effort", "train", *training)["sum"]
+        with programs.moving(1 << 30, *training) as (moved, cycle):
+            until = time.monotonic() + TIMEOUT_S
+            while not select.select([moved.process.stdout], [], [], 0)[0]:
+                if time.monotonic() > until:
+                    raise HarnessError(f"the training hangs: {moved.said()}")
+                cycle(chance.uniform(0, 0.05))
+                time.sleep(chance.uniform(0, 0.2))
+            made = {"same": moved.result()["sum"] == undisturbed, "moves": len(moved.moves)}
+            if not moved.moves:
+                raise HarnessError(f"nothing moved: {moved.said()}")
+        session.store.keep(f"bits/{arm}", made)
+        session.say(f"{arm}: {made['moves']} moves, {'the same' if made['same'] else 'OTHER'} words")
+
+
+def idle(session: Session) -> None:
+    """Steps, and allocations, with memory that could move and without."""
+    programs = session.shared(Copies)
+    for repeat, (arm, settings) in itertools.product(
+        range((session.options.repeats + 1) // 2), {"off": {}, "on": PAGEABLE}.items()
+    ):
+        if f"idle/{arm}/{repeat}" in session.store.done:
+            continue
+        session.need(TIMEOUT_S / 8)
+        training = (4, programs.scaled(BLOCK), session.options.steps * 60, 0, "eager")
+        times = programs.ask("best-effort", "train", *training, **settings)["ms"]
+        made = {
+            "step_ms": statistics.median(times[len(times) // 2 :]),  # memory is pinned ahead in the first half
+            "alloc_us": programs.ask("best-effort", "allocate", **settings),
+        }
+        session.store.keep(f"idle/{arm}/{repeat}", made)
+        session.say(f"{arm} {repeat}: {made['step_ms']:.3f} ms a step, {made['alloc_us']} us an allocation")
+
+
+def spread(values: Sequence[float], chosen: float | None = None) -> tuple[float, float, float, int]:
+    """A figure of several values: their median, or the one that was chosen."""
+    return statistics.median(values) if chosen is None else chosen, min(values), max(values), len(values)
+
+
+def find_moves(done: Done) -> Found:
+    """The figures of moves, of runs whose memory moves, and of those whose memory could."""
+    found: Found = {}
+    parts = [done[part] for repeat in range(len(done)) if (part := f"moves/{repeat}") in done]
+    if parts and (rates := done.get("moves/rate")):
+        plain = dict(zip(("parked", "brought back"), rates, strict=True))
+        rescues = [[ms / (part["needed"] / plain["parked"] * 1e3 + 10) for ms in part["rescue_ms"]] for part in parts]
+        found["rescue_time_ratio"] = spread([ratio for each in rescues for ratio in each[1:]])
+        found["rescue_first_ratio"] = spread([each[0] for each in rescues])
+        shares = [
+            [
+                mib * 2**20 / ms * 1e3 / plain[way]
+                for part in parts
+                for _, way, mib, ms in part["moves"][2:]
+                if way == one
+            ]
+            for one in plain
+        ]
+        found["move_rate"] = spread(list(itertools.chain(*shares)), min(map(statistics.median, shares)))
+        beside, alone = [overlapping(part) for part in parts], [[ms for _, ms in part["alone"]] for part in parts]
+        worsts: dict[str, Callable[[Sequence[float]], float]] = {"move_p99_ratio": p99, "move_worst": max}
+        for name, worst in worsts.items():
+            ratios = [worst(mine) / worst(other) for mine, other in zip(beside, alone, strict=True)]
+            pooled = list(itertools.chain(*beside))
+            found[name] = worst(pooled) / worst(list(itertools.chain(*alone))), min(ratios), max(ratios), len(pooled)
+    runs = [done[name] for name in done if name.startswith("bits/")]
+    if runs:
+        failed = [0.0 if run["same"] else 1.0 for run in runs]
+        found["bits_failed"] = spread(failed, sum(failed))
+    pairs = [
+        (done[f"idle/on/{repeat}"], done[f"idle/off/{repeat}"])
+        for repeat in range(len(done))
+        if f"idle/on/{repeat}" in done and f"idle/off/{repeat}" in done
+    ]
+    if pairs:
+        found["idle_step"] = spread([on["step_ms"] / off["step_ms"] for on, off in pairs])
+        by_size = [
+            statistics.median([on["alloc_us"][size] / off["alloc_us"][size] for on, off in pairs])
+            for size in range(len(pairs[0][0]["alloc_us"]))
+        ]
+        found["pageable_alloc_ratio"] = spread(by_size, max(by_size))
+    return found
 
 
 def find_copies(done: Done) -> Found:
@@ -211,7 +459,7 @@ def find_copies(done: Done) -> Found:
 
 def find(done: Done) -> Found:
     """The figures of what was measured."""
-    found = find_copies(done)
+    found = find_copies(done) | find_moves(done)
     for arm in (*IN_C, *IN_PYTHON):
         parts = {name: done.get(f"replays/{name}/{arm}") for name in TRACES}
         ratios = {name: part["reserved"] / part["used"] for name, part in parts.items() if part}
@@ -230,8 +478,8 @@ def find(done: Done) -> Found:
 
 
 BENCHMARK = Benchmark(
-    about="the memory pool against other allocators, and copies beside requests",
-    groups={"replays": replays, "hot": hot, "copies": copies},
+    about="the memory pool against other allocators, copies beside requests, and memory that moves",
+    groups={"replays": replays, "hot": hot, "copies": copies, "moves": moves, "bits": bits, "idle": idle},
     limits={
         "pool_alloc_ns": "a free records an event on the stream, an allocation does not: 0.12 us without it",
         "copy_p99_ratio": "a request waits for pieces under way, 0.2 ms in P50; P99 alone was 1.1 to 2.2 ms",
@@ -243,6 +491,14 @@ BENCHMARK = Benchmark(
         "copy_rate": (0.96, "more"),
         "copy_p99_ratio_time_slices": (0.0, "more"),
         "copy_rate_time_slices": (0.0, "more"),
+        "rescue_time_ratio": (1.2, "less"),
+        "rescue_first_ratio": (0.0, "more"),
+        "move_rate": (0.9, "more"),
+        "move_p99_ratio": (1.1, "less"),
+        "move_worst": (1.5, "less"),
+        "bits_failed": (0.0, "less"),
+        "idle_step": (1.005, "less"),
+        "pageable_alloc_ratio": (1.1, "less"),
         **{f"{arm}_reserved_of_used": (0.0, "more") for arm in ("async", *IN_PYTHON)},
         **{f"{arm}_odd_of_used": (0.0, "more") for arm in (*IN_C, *IN_PYTHON)},
         "async_alloc_ns": (0.0, "more"),

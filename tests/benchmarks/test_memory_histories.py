@@ -1,4 +1,4 @@
-"""The histories of allocations, and what the pool makes of them without a GPU; copies beside requests."""
+"""The histories of allocations, and what the pool makes of them without a GPU; copies and moves beside requests."""
 
 from __future__ import annotations
 
@@ -58,6 +58,36 @@ def test_copies_are_compared_with_the_requests_alone_and_the_bare_program() -> N
     }
 
 
+def test_moves_are_compared_with_a_plain_copy_and_the_server_alone() -> None:
+    mib = 1 << 20
+    first = [[500.0, "parked", 1, 100.0], [700.0, "brought back", 1, 100.0]]
+    done = {
+        "moves/rate": [1000 * mib, 2000 * mib],  # 1 and 2 MiB a ms
+        "moves/0": {
+            "needed": 90 * mib,
+            "rescue_ms": [300.0, 110.0, 130.0],
+            "moves": [*first, [1000.0, "parked", 95, 100.0], [2000.0, "brought back", 160, 100.0]],
+            "alone": [[0.0, 2.0], [9.0, 2.0]],
+            "served": [[899.0, 3.0], [1000.5, 9.0], [1950.0, 3.0]],  # the second is between two moves
+        },
+        "bits/eager": {"same": True, "moves": 9},
+        "bits/graph": {"same": False, "moves": 9},
+        "idle/off/0": {"step_ms": 2.0, "alloc_us": [100.0, 200.0]},
+        "idle/on/0": {"step_ms": 3.0, "alloc_us": [300.0, 200.0]},
+        "idle/off/1": {"step_ms": 2.0, "alloc_us": [100.0, 200.0]},  # the run ended behind it
+    }
+    assert find(done) == {
+        "rescue_time_ratio": (pytest.approx(1.2), 1.1, 1.3, 2),
+        "rescue_first_ratio": (3.0, 3.0, 3.0, 1),
+        "move_rate": (0.8, 0.8, 0.95, 2),
+        "move_p99_ratio": (1.5, 1.5, 1.5, 2),
+        "move_worst": (1.5, 1.5, 1.5, 2),
+        "bits_failed": (1.0, 0.0, 1.0, 2),
+        "idle_step": (1.5, 1.5, 1.5, 1),
+        "pageable_alloc_ratio": (3.0, 1.0, 3.0, 2),
+    }
+
+
 # The pool's share of reserved memory goes by the history alone, on a GPU or not.
 @pytest.mark.usefixtures("simulated_driver")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles the replaying program")
@@ -67,9 +97,12 @@ def test_a_rehearsal_replays_them(tmp_path: Path) -> None:
     found = {row.figure: row.value for row in load(out).rows}
     assert 1 <= found["pool_reserved_of_used"] <= 1.02
     assert found["pool_alloc_ns"] > 0 and found["async_reserved_of_used"] >= 1
-    assert {name for name, value in found.items() if name.startswith("copy_") and value > 0} == {
-        "copy_p99_ratio",
-        "copy_rate",
-        "copy_p99_ratio_time_slices",
-        "copy_rate_time_slices",
+    copied = {f"copy_{name}{arm}" for name in ("p99_ratio", "rate") for arm in ("", "_time_slices")}
+    moved = {"rescue_time_ratio", "rescue_first_ratio", "move_rate", "move_p99_ratio", "move_worst"}
+    assert {name for name, value in found.items() if value > 0} >= {
+        *copied,
+        *moved,
+        "idle_step",
+        "pageable_alloc_ratio",
     }
+    assert found["bits_failed"] == 0
