@@ -62,10 +62,9 @@ void Barrier::left() noexcept {
 
 void Barrier::wait_outside() noexcept {
   if (thread.depth != 0) return;
-  if (word_.load(std::memory_order_relaxed) == kOpen) [[likely]]
-    return;
   settle();
-  await();
+  if (word_.load(std::memory_order_relaxed) != kOpen) [[unlikely]]
+    await();
 }
 
 bool Barrier::await() noexcept {

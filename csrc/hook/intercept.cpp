@@ -41,21 +41,19 @@ using queue::Call;
 
 queue::Site find_site(CUstream stream, CUevent event) noexcept {
   queue::Site site;
+  driver::barrier().settle();
   runtime::find_site(stream, event, site);
   return site;
 }
 
-// A launch that was not deferred.
+// A launch that was not deferred, beyond the barrier.
 template <typename Submit>
 CUresult launch_directly(const Call& call, Submit&& submit) noexcept {
-  const bool crosses = driver::barrier().armed();
-  if (crosses) [[unlikely]]
-    driver::barrier().wait();
   const runtime::Ticket ticket = runtime::begin_launch(call);
   runtime::TracedLaunch traced(call, ticket.pass.predicted_ns);
   telemetry::Record record;
   if (telemetry::collecting()) record = runtime::begin_collected(call);
-  const CUresult status = crosses ? driver::crossed(submit) : submit();
+  const CUresult status = submit();
   traced.returned(status);
   if (record.open) runtime::end_collected(record, call, status);
   runtime::end_launch(ticket, call, status);
@@ -84,7 +82,12 @@ CUresult launch(Call& call, Submit&& submit) noexcept {
   // Behind the push, which may have waited for room.
   runtime::back_off(call.site);
   if (deferred) return status;
-  status = launch_directly(call, submit);
+  if (driver::barrier().armed()) [[unlikely]] {
+    driver::barrier().wait();
+    status = launch_directly(call, [&] { return driver::crossed(submit); });
+  } else {
+    status = launch_directly(call, submit);
+  }
   if (status == CUDA_SUCCESS && !call.always_direct) learn(call);
   return status;
 }

@@ -599,6 +599,7 @@ void* Offload::guarded(const EntryPoint* point, bool per_thread, void* target) n
 
 bool Offload::push(const queue::Call& call, CUresult& status) noexcept {
   if (state.queue_count.load(std::memory_order_acquire) == 0) return false;
+  driver::barrier().settle();
   const Caller& caller = call.site.caller;
   if (call.always_direct) {
     if (!all_empty()) drain_everything(caller, For::kLaunch);

@@ -213,7 +213,6 @@ inline bool unprepared(const Device& device, Class launch_class, const ThreadSta
 inline void find_site(CUstream stream, CUevent event, queue::Site& site) noexcept {
   Hot& state = hot();
   ThreadState& thread = this_thread();
-  driver::barrier().settle();
   Engine::name_thread(thread);
   site.caller.thread = thread.index;
   const bool scheduling = state.scheduling.load(std::memory_order_relaxed);
@@ -240,6 +239,7 @@ inline void back_off(const queue::Site& site) noexcept {
   if (!state.host_backoff.requested()) [[likely]]
     return;
   if (site.caller.latency || site.captured) return;
+  driver::barrier().settle();
   state.host_backoff.back_off(state.counters.shard(site.caller.thread).backed_off, site.queue);
 }
 
