@@ -108,17 +108,9 @@ class Avx2Walk final : public Evaluator {
   ByteLanes trees_;
 };
 
-template <int kDepth>
-std::unique_ptr<const Evaluator> make_of_depth(const Model& model, int depth) {
-  if constexpr (kDepth < kMaxHeapDepth) {
-    if (depth > kDepth) return make_of_depth<kDepth + 1>(model, depth);
-  }
-  return std::make_unique<Avx2Walk<kDepth>>(model);
-}
-
 }  // namespace
 
-std::unique_ptr<const Evaluator> make_avx2(const Model& model) { return make_of_depth<1>(model, model.depth()); }
+std::unique_ptr<const Evaluator> make_avx2(const Model& model) { return make_of_depth<Avx2Walk>(model); }
 
 }  // namespace cudasched::predict::trees
 

@@ -150,18 +150,14 @@ class Avx512Walk final : public Evaluator {
 };
 
 template <int kDepth>
-std::unique_ptr<const Evaluator> make_of_depth(const Model& model, int depth, bool is_wide) {
-  if constexpr (kDepth < kMaxHeapDepth) {
-    if (depth > kDepth) return make_of_depth<kDepth + 1>(model, depth, is_wide);
-  }
-  if (is_wide) return std::make_unique<Avx512Walk<kDepth, true>>(model);
-  return std::make_unique<Avx512Walk<kDepth, false>>(model);
-}
+using WideWalk = Avx512Walk<kDepth, true>;
+template <int kDepth>
+using NarrowWalk = Avx512Walk<kDepth, false>;
 
 }  // namespace
 
 std::unique_ptr<const Evaluator> make_avx512(const Model& model) {
-  return make_of_depth<1>(model, model.depth(), Slots(model).size() > kLanes);
+  return Slots(model).size() > kLanes ? make_of_depth<WideWalk>(model) : make_of_depth<NarrowWalk>(model);
 }
 
 }  // namespace cudasched::predict::trees

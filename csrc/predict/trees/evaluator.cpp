@@ -92,14 +92,6 @@ class PortableWalk final : public Evaluator {
   KeyHeaps heaps_;
 };
 
-template <int kDepth = 1>
-std::unique_ptr<const Evaluator> make_portable(const Model& model) {
-  if constexpr (kDepth < kMaxHeapDepth) {
-    if (model.depth() > kDepth) return make_portable<kDepth + 1>(model);
-  }
-  return std::make_unique<PortableWalk<kDepth>>(model);
-}
-
 // Why these instructions cannot walk the model; nothing if they can.
 std::optional<std::string> obstacle(const Model& model, Isa isa) {
   if (!can_run(isa)) return std::string("this processor has no ") + name_of(isa);
@@ -119,7 +111,7 @@ std::optional<std::string> obstacle(const Model& model, Isa isa) {
 std::unique_ptr<const Evaluator> make(const Model& model, Isa isa) {
   switch (isa) {
     case Isa::kPortable:
-      return make_portable(model);
+      return make_of_depth<PortableWalk>(model);
 #if defined(__x86_64__)
     case Isa::kAvx2:
       return make_avx2(model);

@@ -97,17 +97,9 @@ class NeonWalk final : public Evaluator {
   ByteLanes trees_;
 };
 
-template <int kDepth>
-std::unique_ptr<const Evaluator> make_of_depth(const Model& model, int depth) {
-  if constexpr (kDepth < kMaxHeapDepth) {
-    if (depth > kDepth) return make_of_depth<kDepth + 1>(model, depth);
-  }
-  return std::make_unique<NeonWalk<kDepth>>(model);
-}
-
 }  // namespace
 
-std::unique_ptr<const Evaluator> make_neon(const Model& model) { return make_of_depth<1>(model, model.depth()); }
+std::unique_ptr<const Evaluator> make_neon(const Model& model) { return make_of_depth<NeonWalk>(model); }
 
 }  // namespace cudasched::predict::trees
 
