@@ -99,19 +99,6 @@ CUresult launch(const CUlaunchConfig& config, CUfunction handle, void** params, 
   });
 }
 
-CUlaunchConfig launch_config(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                             unsigned shared) {
-  CUlaunchConfig config{};
-  config.gridDimX = gx;
-  config.gridDimY = gy;
-  config.gridDimZ = gz;
-  config.blockDimX = bx;
-  config.blockDimY = by;
-  config.blockDimZ = bz;
-  config.sharedMemBytes = shared;
-  return config;
-}
-
 // The calling thread may neither wait for the stream nor ask about it while it, or what it stands for, captures.
 void refuse_any_capture(const Stream& stream) {
   refuse_capturing(stream);
@@ -188,12 +175,12 @@ using namespace cudasched::simulated_driver;
 
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                         unsigned bz, unsigned shared, CUstream stream, void** params, void** extra) {
-  return launch(launch_config(gx, gy, gz, bx, by, bz, shared), function, params, extra, stream);
+  return launch({gx, gy, gz, bx, by, bz, shared, nullptr, nullptr, 0}, function, params, extra, stream);
 }
 
 CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                              unsigned bz, unsigned shared, CUstream stream, void** params, void** extra) {
-  return launch(launch_config(gx, gy, gz, bx, by, bz, shared), function, params, extra, per_thread(stream));
+  return launch({gx, gy, gz, bx, by, bz, shared, nullptr, nullptr, 0}, function, params, extra, per_thread(stream));
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** params, void** extra) {
@@ -208,7 +195,7 @@ CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig* config, CUfunction function
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                    unsigned bz, unsigned shared, CUstream stream, void** params) {
-  CUlaunchConfig config = launch_config(gx, gy, gz, bx, by, bz, shared);
+  CUlaunchConfig config{gx, gy, gz, bx, by, bz, shared, nullptr, nullptr, 0};
   CUlaunchAttribute cooperative{};
   cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
   cooperative.value.cooperative = 1;

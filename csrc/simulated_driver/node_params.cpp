@@ -41,14 +41,9 @@ void write_side(const CopySide& side, CUmemorytype& type, const void*& host, CUd
 }  // namespace
 
 Command read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context) {
-  CUlaunchConfig config{};
-  config.gridDimX = params.gridDimX;
-  config.gridDimY = params.gridDimY;
-  config.gridDimZ = params.gridDimZ;
-  config.blockDimX = params.blockDimX;
-  config.blockDimY = params.blockDimY;
-  config.blockDimZ = params.blockDimZ;
-  config.sharedMemBytes = params.sharedMemBytes;
+  const CUlaunchConfig config{
+      params.gridDimX,  params.gridDimY,       params.gridDimZ, params.blockDimX, params.blockDimY,
+      params.blockDimZ, params.sharedMemBytes, nullptr,         nullptr,          0};
   const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
   const Function& function = find_function(handle, context);
   return make_kernel_command(handle, params.func != nullptr ? function.module->context : context, config,
@@ -96,18 +91,9 @@ Command read_params(const CUgraphNodeParams& params) {
   switch (params.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       const CUDA_KERNEL_NODE_PARAMS_v3& given = params.kernel;
-      CUDA_KERNEL_NODE_PARAMS kernel{};
-      kernel.func = given.func;
-      kernel.gridDimX = given.gridDimX;
-      kernel.gridDimY = given.gridDimY;
-      kernel.gridDimZ = given.gridDimZ;
-      kernel.blockDimX = given.blockDimX;
-      kernel.blockDimY = given.blockDimY;
-      kernel.blockDimZ = given.blockDimZ;
-      kernel.sharedMemBytes = given.sharedMemBytes;
-      kernel.kernelParams = given.kernelParams;
-      kernel.extra = given.extra;
-      kernel.kern = given.kern;
+      const CUDA_KERNEL_NODE_PARAMS kernel{given.func,         given.gridDimX,  given.gridDimY,  given.gridDimZ,
+                                           given.blockDimX,    given.blockDimY, given.blockDimZ, given.sharedMemBytes,
+                                           given.kernelParams, given.extra,     given.kern,      nullptr};
       const bool elsewhere = given.func == nullptr && given.ctx != nullptr;
       return read_params(
           kernel, elsewhere ? find(driver().contexts, given.ctx, CUDA_ERROR_INVALID_CONTEXT) : current_context());
@@ -182,18 +168,9 @@ void write_params(const GraphMemoryCommand& of, CUDA_MEM_ALLOC_NODE_PARAMS& para
 void write_params(const GraphMemoryCommand& of, CUdeviceptr& address) { address = of.memory->address; }
 
 CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params) {
-  CUDA_KERNEL_NODE_PARAMS made{};
-  made.func = params.func;
-  made.gridDimX = params.gridDimX;
-  made.gridDimY = params.gridDimY;
-  made.gridDimZ = params.gridDimZ;
-  made.blockDimX = params.blockDimX;
-  made.blockDimY = params.blockDimY;
-  made.blockDimZ = params.blockDimZ;
-  made.sharedMemBytes = params.sharedMemBytes;
-  made.kernelParams = params.kernelParams;
-  made.extra = params.extra;
-  return made;
+  return {params.func,         params.gridDimX,  params.gridDimY,  params.gridDimZ,
+          params.blockDimX,    params.blockDimY, params.blockDimZ, params.sharedMemBytes,
+          params.kernelParams, params.extra,     nullptr,          nullptr};
 }
 
 }  // namespace cudasched::simulated_driver
