@@ -2,7 +2,7 @@
 // (runtime/memory/pager.hpp). A call enters, goes to the driver, and leaves. The mover closes the barrier, waits until
 // no call is inside and the GPU is idle, and moves; calls wait until the mover opens the barrier again.
 //
-// A guard (hook/offload.cpp) jumps to the driver and cannot leave: its thread counts as inside until that thread's next
+// A guard (hook/guards.cpp) jumps to the driver and cannot leave: its thread counts as inside until that thread's next
 // call, or its end. A call whose effect a move cannot follow (memory known to other processes or contexts) pins: the
 // barrier does not close any more.
 //

@@ -66,6 +66,10 @@ class Registry {
 
   // ---- executable graphs
   bool find(CUgraphExec exec, ExecFacts& facts) const noexcept;
+  bool is_plain(CUgraphExec exec) const noexcept {
+    ExecFacts facts;
+    return find(exec, facts) && facts.plain;
+  }
   // Instantiated, or updated to another graph; not launched yet. With the context of its use current.
   void made(CUgraphExec exec, const ExecFacts& facts) noexcept;
   void launched(CUgraphExec exec) noexcept;

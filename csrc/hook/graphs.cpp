@@ -2,7 +2,6 @@
 
 #include <cuda.h>
 
-#include <array>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -11,7 +10,8 @@
 #include "driver/driver.hpp"
 #include "driver/node_priorities.hpp"
 #include "driver/registry.hpp"
-#include "hook/offload.hpp"
+#include "hook/engine_calls.hpp"
+#include "queue/router.hpp"
 #include "runtime/engine.hpp"
 
 namespace cudasched::hook {
@@ -159,9 +159,9 @@ class Changing final : public runtime::Slices::UpdateQueue {
  public:
   explicit Changing(CUgraphExec exec) noexcept : exec_(exec) {
     back_off();
-    if (Offload::has_queued(exec)) {
-      follows_ = Offload::queue_of(exec) != nullptr && runtime::engine().slices().follow(exec);
-      if (!follows_) Offload::drain_changed(exec);
+    if (queue::router().has_queued(exec)) {
+      follows_ = queue::router().queue_of(exec) != nullptr && runtime::engine().slices().follow(exec);
+      if (!follows_) queue::router().drain_changed(this_caller(), exec);
     }
     was_launched_ = driver::registry().changed(exec);
   }
@@ -180,19 +180,18 @@ class Changing final : public runtime::Slices::UpdateQueue {
   }
 
   bool push(CUgraphExec exec, CUcontext context, std::span<const std::byte> change) noexcept override {
-    queue::Queue* const queue = Offload::queue_of(exec);
-    return queue != nullptr && queue->push_change(Offload::this_caller(), exec, context, change);
+    queue::Queue* const queue = queue::router().queue_of(exec);
+    return queue != nullptr && queue->push_change(this_caller(), exec, context, change);
   }
-  void drain() noexcept override { Offload::drain_changed(exec_); }
+  void drain() noexcept override { queue::router().drain_changed(this_caller(), exec_); }
 
  private:
   // As a launch does: dozens of changes may come before one, and each takes the interpreter's lock.
   void back_off() const noexcept {
     if (!runtime::hot().host_backoff.requested()) [[likely]]
       return;
-    queue::Site site;
-    runtime::find_site(nullptr, nullptr, site);
-    site.queue = Offload::queue_of(exec_);
+    queue::Site site = find_site(nullptr, nullptr);
+    site.queue = queue::router().queue_of(exec_);
     runtime::back_off(site);
   }
 
@@ -247,17 +246,10 @@ CUresult kernel_set(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_P
 
 CUresult kernel_set_v1(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* parameters) noexcept {
   const auto set = [&](CUgraphNode ours) {
-    CUDA_KERNEL_NODE_PARAMS newer{};
-    newer.func = parameters->func;
-    newer.gridDimX = parameters->gridDimX;
-    newer.gridDimY = parameters->gridDimY;
-    newer.gridDimZ = parameters->gridDimZ;
-    newer.blockDimX = parameters->blockDimX;
-    newer.blockDimY = parameters->blockDimY;
-    newer.blockDimZ = parameters->blockDimZ;
-    newer.sharedMemBytes = parameters->sharedMemBytes;
-    newer.kernelParams = parameters->kernelParams;
-    newer.extra = parameters->extra;
+    const CUDA_KERNEL_NODE_PARAMS_v1& given = *parameters;
+    const CUDA_KERNEL_NODE_PARAMS newer{given.func,         given.gridDimX,  given.gridDimY,  given.gridDimZ,
+                                        given.blockDimX,    given.blockDimY, given.blockDimZ, given.sharedMemBytes,
+                                        given.kernelParams, given.extra,     nullptr,         nullptr};
     return table().cuGraphKernelNodeSetParams(ours, &newer);
   };
   return node_changed(
@@ -336,7 +328,8 @@ void note_captured(CUstream stream, CUgraph graph) noexcept {
 
 void order_behind_slices(const queue::Call& call) noexcept {
   // CUDA runs launches of one executable graph in the order of the calls, over all streams.
-  Offload::drain_launches_of(call);
+  queue::router().drain(call.site.caller, {.scope = queue::Scope::kGraph, .exec = call.graph()},
+                        queue::Waiter::For::kLaunch);
   if (!runtime::Slices::may_be_sliced(call.graph()) || driver::is_capturing(call.stream)) return;
   runtime::engine().slices().before_direct(call.graph(), call.stream);
 }
@@ -348,25 +341,24 @@ void launched_whole(const queue::Call& call) noexcept {
 }
 
 std::span<const TakenOver> graph_functions() noexcept {
-  static const std::array points{
-      TakenOver{"cuGraphInstantiate_v2", address(&instantiate_v2)},
-      TakenOver{"cuGraphInstantiate", address(&instantiate_v1)},
-      TakenOver{"cuGraphInstantiateWithFlags", address(&instantiate)},
-      TakenOver{"cuGraphInstantiateWithParams", address(&instantiate_with_parameters<false>),
-                address(&instantiate_with_parameters<true>)},
-      TakenOver{"cuGraphExecUpdate_v2", address(&update)},
-      TakenOver{"cuGraphExecUpdate", address(&update_v1)},
-      TakenOver{"cuGraphExecKernelNodeSetParams", address(&kernel_set_v1)},
-      TakenOver{"cuGraphExecKernelNodeSetParams_v2", address(&kernel_set)},
-      TakenOver{"cuGraphExecMemcpyNodeSetParams", address(&copy_set)},
-      TakenOver{"cuGraphExecMemsetNodeSetParams", address(&fill_set)},
-      TakenOver{"cuGraphExecHostNodeSetParams", address(&host_set)},
-      TakenOver{"cuGraphNodeSetEnabled", address(&set_enabled)},
-      TakenOver{"cuGraphExecChildGraphNodeSetParams", address(&update_child)},
-      TakenOver{"cuGraphExecNodeSetParams", address(&update_node)},
-      TakenOver{"cuGraphRetainUserObject", address(&retain_object)},
-      TakenOver{"cuGraphExecGetFlags", address(&get_flags)},
-      TakenOver{"cuGraphExecDestroy", address(&destroy)},
+  static const TakenOver points[] = {
+      {"cuGraphInstantiate_v2", &instantiate_v2},
+      {"cuGraphInstantiate", &instantiate_v1},
+      {"cuGraphInstantiateWithFlags", &instantiate},
+      {"cuGraphInstantiateWithParams", &instantiate_with_parameters<false>, &instantiate_with_parameters<true>},
+      {"cuGraphExecUpdate_v2", &update},
+      {"cuGraphExecUpdate", &update_v1},
+      {"cuGraphExecKernelNodeSetParams", &kernel_set_v1},
+      {"cuGraphExecKernelNodeSetParams_v2", &kernel_set},
+      {"cuGraphExecMemcpyNodeSetParams", &copy_set},
+      {"cuGraphExecMemsetNodeSetParams", &fill_set},
+      {"cuGraphExecHostNodeSetParams", &host_set},
+      {"cuGraphNodeSetEnabled", &set_enabled},
+      {"cuGraphExecChildGraphNodeSetParams", &update_child},
+      {"cuGraphExecNodeSetParams", &update_node},
+      {"cuGraphRetainUserObject", &retain_object},
+      {"cuGraphExecGetFlags", &get_flags},
+      {"cuGraphExecDestroy", &destroy},
   };
   return points;
 }

@@ -1,4 +1,4 @@
-/* Entry points for functions that need something done before them, whatever their signature (csrc/hook/offload.cpp). 16
+/* Entry points for functions that need something done before them, whatever their signature (csrc/hook/guards.cpp). 16
  * bytes each. */
 #include "jumps.inc"
 

@@ -14,12 +14,15 @@
 #include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "driver/registry.hpp"
+#include "hook/deferred.hpp"
+#include "hook/engine_calls.hpp"
 #include "hook/find_driver.h"
 #include "hook/graphs.hpp"
+#include "hook/guards.hpp"
 #include "hook/memory.hpp"
-#include "hook/offload.hpp"
 #include "hook/other_shims.hpp"
 #include "hook/taken_over.hpp"
+#include "queue/router.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/guarded.hpp"
@@ -38,13 +41,6 @@ using driver::table;
 using queue::Call;
 
 // ---- launches
-
-queue::Site find_site(CUstream stream, CUevent event) noexcept {
-  queue::Site site;
-  driver::barrier().settle();
-  runtime::find_site(stream, event, site);
-  return site;
-}
 
 // A launch that was not deferred, beyond the barrier.
 template <typename Submit>
@@ -77,7 +73,7 @@ CUresult launch(Call& call, Submit&& submit) noexcept {
   if (telemetry::tracing()) [[unlikely]]
     call.site.caller.region = runtime::traced_region(runtime::this_thread());
   const std::int64_t traced_ns = call.site.queue == nullptr ? 0 : telemetry::traced_now();
-  const bool deferred = Offload::push(call, status);
+  const bool deferred = defer(call, status);
   if (deferred && traced_ns != 0) runtime::trace_push(call, traced_ns);
   // Behind the push, which may have waited for room.
   runtime::back_off(call.site);
@@ -225,7 +221,7 @@ struct Waits<kCall, kCopies> {
   static CUresult call(Arguments... arguments) noexcept {
     return waited_for_call<kCopies>([&] { return (table().*kCall)(arguments...); });
   }
-  static TakenOver taken_over(const char* symbol) noexcept { return {symbol, address(&call)}; }
+  static TakenOver taken_over(const char* symbol) noexcept { return {symbol, &call}; }
 };
 
 template <typename... Arguments, driver::Twins<CUresult(Arguments...)> driver::Driver::*kCall, bool kCopies>
@@ -234,9 +230,7 @@ struct Waits<kCall, kCopies> {
   static CUresult call(Arguments... arguments) noexcept {
     return waited_for_call<kCopies>([&] { return (table().*kCall).template get<kPerThread>()(arguments...); });
   }
-  static TakenOver taken_over(const char* symbol) noexcept {
-    return {symbol, address(&call<false>), address(&call<true>)};
-  }
+  static TakenOver taken_over(const char* symbol) noexcept { return {symbol, &call<false>, &call<true>}; }
 };
 
 template <auto kCall>
@@ -354,10 +348,6 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   return status;
 }
 
-// A function that is not known to begin a capture may have begun one. From here on every launch asks the driver, for
-// good: no call tells when such a capture ends, or that none began.
-void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true, std::memory_order_relaxed); }
-
 // ---- initialisation and look-up
 
 CUresult init(unsigned flags) noexcept {
@@ -383,35 +373,33 @@ CUresult get_proc_address_v2(const char* symbol, void** function, int cuda_versi
 }
 
 std::span<const TakenOver> launch_functions() noexcept {
-  static const std::array points{
-      TakenOver{"cuInit", address(&init)},
-      TakenOver{"cuGetProcAddress_v2", address(&get_proc_address_v2)},
-      TakenOver{"cuGetProcAddress", address(&get_proc_address_v1)},
-      TakenOver{"cuLaunchKernel", address(&launch_kernel<false>), address(&launch_kernel<true>)},
-      TakenOver{"cuLaunchKernelEx", address(&launch_kernel_ex<false>), address(&launch_kernel_ex<true>)},
-      TakenOver{"cuLaunchCooperativeKernel", address(&launch_cooperative<false>), address(&launch_cooperative<true>)},
-      TakenOver{"cuLaunch", address(&launch_old)},
-      TakenOver{"cuLaunchGrid", address(&launch_grid)},
-      TakenOver{"cuLaunchGridAsync", address(&launch_grid_async)},
-      TakenOver{"cuLaunchCooperativeKernelMultiDevice", address(&launch_on_several_devices)},
-      TakenOver{"cuGraphLaunch", address(&launch_graph<false>), address(&launch_graph<true>)},
+  static const TakenOver points[] = {
+      {"cuInit", &init},
+      {"cuGetProcAddress_v2", &get_proc_address_v2},
+      {"cuGetProcAddress", &get_proc_address_v1},
+      {"cuLaunchKernel", &launch_kernel<false>, &launch_kernel<true>},
+      {"cuLaunchKernelEx", &launch_kernel_ex<false>, &launch_kernel_ex<true>},
+      {"cuLaunchCooperativeKernel", &launch_cooperative<false>, &launch_cooperative<true>},
+      {"cuLaunch", &launch_old},
+      {"cuLaunchGrid", &launch_grid},
+      {"cuLaunchGridAsync", &launch_grid_async},
+      {"cuLaunchCooperativeKernelMultiDevice", &launch_on_several_devices},
+      {"cuGraphLaunch", &launch_graph<false>, &launch_graph<true>},
       Waits<&Driver::cuStreamSynchronize>::taken_over("cuStreamSynchronize"),
-      TakenOver{"cuStreamQuery", address(&stream_query<false>), address(&stream_query<true>)},
-      TakenOver{"cuStreamCreateWithPriority", address(&stream_create_with_priority)},
-      TakenOver{"cuStreamDestroy_v2", address(&stream_destroy)},
+      {"cuStreamQuery", &stream_query<false>, &stream_query<true>},
+      {"cuStreamCreateWithPriority", &stream_create_with_priority},
+      {"cuStreamDestroy_v2", &stream_destroy},
       // The first versions of these took the same arguments.
-      TakenOver{"cuStreamDestroy", address(&stream_destroy)},
-      TakenOver{"cuCtxDestroy", address(&context_destroy)},
-      TakenOver{"cuDevicePrimaryCtxReset", address(&primary_context_reset)},
-      TakenOver{"cuDevicePrimaryCtxRelease", address(&primary_context_release)},
-      TakenOver{"cuStreamBeginCapture", address(&stream_begin_capture_v1<false>),
-                address(&stream_begin_capture_v1<true>)},
-      TakenOver{"cuStreamBeginCapture_v2", address(&stream_begin_capture<false>), address(&stream_begin_capture<true>)},
-      TakenOver{"cuStreamBeginCaptureToGraph", address(&stream_begin_capture_to_graph<false>),
-                address(&stream_begin_capture_to_graph<true>)},
-      TakenOver{"cuStreamEndCapture", address(&stream_end_capture<false>), address(&stream_end_capture<true>)},
+      {"cuStreamDestroy", &stream_destroy},
+      {"cuCtxDestroy", &context_destroy},
+      {"cuDevicePrimaryCtxReset", &primary_context_reset},
+      {"cuDevicePrimaryCtxRelease", &primary_context_release},
+      {"cuStreamBeginCapture", &stream_begin_capture_v1<false>, &stream_begin_capture_v1<true>},
+      {"cuStreamBeginCapture_v2", &stream_begin_capture<false>, &stream_begin_capture<true>},
+      {"cuStreamBeginCaptureToGraph", &stream_begin_capture_to_graph<false>, &stream_begin_capture_to_graph<true>},
+      {"cuStreamEndCapture", &stream_end_capture<false>, &stream_end_capture<true>},
       Waits<&Driver::cuEventSynchronize>::taken_over("cuEventSynchronize"),
-      TakenOver{"cuEventQuery", address(&event_query)},
+      {"cuEventQuery", &event_query},
       Waits<&Driver::cuCtxSynchronize>::taken_over("cuCtxSynchronize"),
       Copies<&Driver::cuMemcpyDtoH>::taken_over("cuMemcpyDtoH_v2"),
       Copies<&Driver::cuMemcpy>::taken_over("cuMemcpy"),
@@ -420,18 +408,18 @@ std::span<const TakenOver> launch_functions() noexcept {
       Copies<&Driver::cuMemcpy3D>::taken_over("cuMemcpy3D_v2"),
       Copies<&Driver::cuMemcpyAtoH>::taken_over("cuMemcpyAtoH_v2"),
       Waits<&Driver::cuCtxSynchronize_v2>::taken_over("cuCtxSynchronize_v2"),
-      TakenOver{"cuCtxDestroy_v2", address(&context_destroy)},
-      TakenOver{"cuCtxDetach", address(&context_detach)},
-      TakenOver{"cuGreenCtxCreate", address(&green_context_create)},
-      TakenOver{"cuDevicePrimaryCtxReset_v2", address(&primary_context_reset)},
-      TakenOver{"cuDevicePrimaryCtxRelease_v2", address(&primary_context_release)},
+      {"cuCtxDestroy_v2", &context_destroy},
+      {"cuCtxDetach", &context_detach},
+      {"cuGreenCtxCreate", &green_context_create},
+      {"cuDevicePrimaryCtxReset_v2", &primary_context_reset},
+      {"cuDevicePrimaryCtxRelease_v2", &primary_context_release},
   };
   return points;
 }
 
 template <typename Visit>
 void for_each_taken_over(Visit&& visit) {
-  for (const auto functions : {launch_functions(), memory_functions(), graph_functions(), offload_functions()}) {
+  for (const auto functions : {launch_functions(), memory_functions(), graph_functions(), deferred_functions()}) {
     for (const TakenOver& each : functions) visit(each);
   }
 }
@@ -467,9 +455,9 @@ void find_given(void* real_driver) {
 void* given_for(const EntryPoint& point, bool per_thread, void* real) noexcept {
   const HookedPoint& ours = given()[static_cast<std::size_t>(&point - entry_points().data())];
   void* const function = per_thread ? ours.per_thread : ours.legacy;
-  if (function != nullptr) return Offload::guarded(&point, per_thread, function);
+  if (function != nullptr) return guarded(&point, per_thread, function);
   // A version that we know and cannot take over in this driver: as one that we do not know.
-  return Offload::guarded(point.taken_over ? nullptr : &point, per_thread, real);
+  return guarded(point.taken_over ? nullptr : &point, per_thread, real);
 }
 
 // The functions that dlsym and linking find, by exported name; only those of this driver: an older one lacks some, and
@@ -500,12 +488,25 @@ bool means_the_same(const char* symbol, const void* real, cuuint64_t flags) noex
 
 }  // namespace
 
+queue::Site find_site(CUstream stream, CUevent event) noexcept {
+  queue::Site site;
+  driver::barrier().settle();
+  runtime::find_site(stream, event, site);
+  return site;
+}
+
+void note_record(CUevent event, CUstream stream) noexcept { runtime::note_record(event, stream); }
+void note_wait(CUevent event, CUstream stream) noexcept { runtime::note_wait(event, stream); }
+
+// From here on every launch asks the driver, for good: no call tells when such a capture ends, or that none began.
+void capture_may_begin() noexcept { runtime::hot().uncounted_captures.store(true, std::memory_order_relaxed); }
+
 void* replacement(const char* symbol, void* real, int cuda_version, cuuint64_t flags) noexcept {
   if (symbol == nullptr || real == nullptr || given().empty()) return real;
   const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0 && cuda_version >= kTwinsSince;
   const EntryPoint* point = find_version(symbol, cuda_version);
   if (cuda_version > kNewestVersion && !means_the_same(symbol, real, flags)) point = nullptr;
-  if (point == nullptr) return Offload::guarded(nullptr, per_thread, real);
+  if (point == nullptr) return guarded(nullptr, per_thread, real);
   return given_for(*point, per_thread && !point->twin.empty(), real);
 }
 
@@ -529,10 +530,6 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
     }
     cudasched::runtime::engine().lifecycle().attach(real_driver, real_driver_path);
     cudasched::runtime::engine().watch_driver(real_driver);
-    using cudasched::hook::Offload;
-    Offload::connect({&cudasched::hook::find_site, &cudasched::runtime::note_record, &cudasched::runtime::note_wait,
-                      &cudasched::hook::capture_may_begin, &cudasched::hook::free_counted});
-    cudasched::runtime::engine().use_offload({&Offload::add, &Offload::forget_queues});
     return cudasched::hook::exported_points(real_driver);
   } catch (const std::exception& error) {
     cudasched::log::error(std::string("every call passes through: ") + error.what());
@@ -543,7 +540,7 @@ extern "C" const cudasched_override* cudasched_attach(void* real_driver, const c
 namespace {
 
 void need_events() {
-  if (!cudasched::hook::Offload::connected()) throw cudasched::HookError("no CUDA call was made yet");
+  if (!cudasched::runtime::engine().lifecycle().attached()) throw cudasched::HookError("no CUDA call was made yet");
 }
 
 // Asks the driver which streams are idle, while no stream of the process can be capturing: queries are forbidden then.
@@ -553,7 +550,8 @@ class StreamQueries {
     if (!cudasched::runtime::hot().may_capture()) relaxed_.emplace();
   }
   bool is_idle(CUstream stream) const noexcept {
-    return relaxed_ && stream != CU_STREAM_PER_THREAD && cudasched::hook::Offload::is_complete(stream);
+    return relaxed_ && stream != CU_STREAM_PER_THREAD && !cudasched::queue::router().has_queued(stream) &&
+           cudasched::driver::table().cuStreamQuery.legacy(stream) == CUDA_SUCCESS;
   }
 
  private:
@@ -563,16 +561,17 @@ class StreamQueries {
 }  // namespace
 
 extern "C" int cudasched_order(std::uint64_t stream, const cudasched_ahead* ahead, std::int32_t count) {
-  using cudasched::hook::Offload;
+  using cudasched::driver::meant_stream;
   return cudasched::runtime::guarded([&] {
     need_events();
     const StreamQueries queries;
+    const auto behind = meant_stream<false>(reinterpret_cast<CUstream>(stream));
     for (const cudasched_ahead& each : std::span(ahead, static_cast<std::size_t>(count))) {
-      const auto other = reinterpret_cast<CUstream>(each.stream);
+      const auto other = meant_stream<false>(reinterpret_cast<CUstream>(each.stream));
       if (queries.is_idle(other)) continue;
       const auto marker = reinterpret_cast<CUevent>(each.event);
-      cudasched::driver::check("cuEventRecord", Offload::record(marker, other));
-      cudasched::driver::check("cuStreamWaitEvent", Offload::wait(reinterpret_cast<CUstream>(stream), marker));
+      cudasched::driver::check("cuEventRecord", cudasched::hook::record_event(marker, other, 0));
+      cudasched::driver::check("cuStreamWaitEvent", cudasched::hook::wait_for_event(behind, marker, 0));
     }
   });
 }
@@ -588,7 +587,7 @@ extern "C" int cudasched_new_event(std::uint64_t* event) {
   return cudasched::runtime::guarded([&] {
     need_events();
     CUevent made = nullptr;
-    cudasched::driver::check("cuEventCreate", cudasched::hook::Offload::new_event(made));
+    cudasched::driver::check("cuEventCreate", cudasched::hook::create_event(&made, CU_EVENT_DISABLE_TIMING));
     *event = reinterpret_cast<std::uint64_t>(made);
   });
 }

@@ -13,7 +13,8 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
-#include "hook/offload.hpp"
+#include "hook/deferred.hpp"
+#include "hook/engine_calls.hpp"
 #include "hook/taken_over.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/memory/memory.hpp"
@@ -31,7 +32,7 @@ Holdings& holdings() noexcept { return runtime::memory().holdings; }
 template <typename Allocate>
 CUresult allocate_or_again(Allocate&& allocate) noexcept {
   const CUresult status = allocate();
-  return status == CUDA_ERROR_OUT_OF_MEMORY && Offload::submit_everything() ? allocate() : status;
+  return status == CUDA_ERROR_OUT_OF_MEMORY && submit_everything() ? allocate() : status;
 }
 
 // Where an allocation counts: the device, -1 for none, and the class of the thread that asks.
@@ -134,7 +135,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
   const CUresult status = allocate_held(pointer, bytes, [&] {
     const CUresult first = plain_or_pageable();
     if (first != CUDA_ERROR_OUT_OF_MEMORY || !pageable().owes()) return first;
-    Offload::submit_everything();
+    submit_everything();
     return pageable().free_late() ? plain_or_pageable() : first;
   });
   return noted(status, pointer, bytes);
@@ -533,13 +534,13 @@ CUresult library_get_kernel(CUkernel* kernel, CUlibrary library, const char* nam
 }
 
 CUresult module_unload(CUmodule module) noexcept {
-  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
+  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &submit_everything);
   const driver::Functions::Ending forgotten(module);
   return table().cuModuleUnload(module);
 }
 
 CUresult library_unload(CUlibrary library) noexcept {
-  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &Offload::submit_everything);
+  const runtime::Slices::Unloading unloading(runtime::engine().slices(), &submit_everything);
   const driver::Functions::Ending forgotten(library);
   return table().cuLibraryUnload(library);
 }
@@ -551,48 +552,48 @@ CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUd
 }
 
 std::span<const TakenOver> memory_functions() noexcept {
-  static const std::array points{
-      TakenOver{"cuMemAlloc_v2", address(&allocate)},
-      TakenOver{"cuMemAllocPitch_v2", address(&allocate_pitch)},
-      TakenOver{"cuMemAllocManaged", address(&allocate_managed)},
-      TakenOver{"cuMemAllocHost_v2", address(&allocate_host)},
-      TakenOver{"cuMemHostAlloc", address(&host_allocate)},
-      TakenOver{"cuMemHostRegister_v2", address(&host_register)},
-      TakenOver{"cuMemAllocAsync", address(&allocate_async<false>), address(&allocate_async<true>)},
-      TakenOver{"cuMemAllocFromPoolAsync", address(&allocate_from_pool<false>), address(&allocate_from_pool<true>)},
-      TakenOver{"cuMemAddressReserve", address(&reserve)},
-      TakenOver{"cuMemCreate", address(&create)},
-      TakenOver{"cuMemFree_v2", address(&free_memory)},
-      TakenOver{"cuMemRetainAllocationHandle", address(&retain_physical)},
-      TakenOver{"cuMemRelease", address(&release_physical)},
-      TakenOver{"cuMemMap", address(&map_physical)},
-      TakenOver{"cuMemUnmap", address(&unmap_physical)},
-      TakenOver{"cuMemPoolCreate", address(&create_pool)},
-      TakenOver{"cuMemPoolDestroy", address(&destroy_pool)},
-      TakenOver{"cuMemPoolTrimTo", address(&trim_pool)},
-      TakenOver{"cuArrayDestroy", address(&destroy_array)},
-      TakenOver{"cuMipmappedArrayDestroy", address(&destroy_mipmapped_array)},
-      TakenOver{"cuMemGetInfo", address(&get_info_v1)},
-      TakenOver{"cuMemGetInfo_v2", address(&get_info)},
-      TakenOver{"cuDeviceTotalMem", address(&total_memory_v1)},
-      TakenOver{"cuDeviceTotalMem_v2", address(&total_memory)},
-      TakenOver{"cuArrayCreate_v2", address(&create_array)},
-      TakenOver{"cuArray3DCreate_v2", address(&create_array_3d)},
-      TakenOver{"cuMipmappedArrayCreate", address(&create_mipmapped_array)},
-      TakenOver{"cuMemGetAddressRange_v2", address(&get_address_range)},
-      TakenOver{"cuPointerGetAttribute", address(&get_attribute)},
-      TakenOver{"cuPointerGetAttributes", address(&get_attributes)},
-      TakenOver{"cuIpcGetMemHandle", address(&get_ipc)},
-      TakenOver{"cuIpcOpenMemHandle_v2", address(&open_ipc)},
-      TakenOver{"cuModuleGetGlobal_v2", address(&module_get_global)},
-      TakenOver{"cuLibraryGetGlobal", address(&library_get_global)},
-      TakenOver{"cuModuleLoadData", address(&module_load_data)},
-      TakenOver{"cuModuleLoadDataEx", address(&module_load_data_ex)},
-      TakenOver{"cuModuleLoadFatBinary", address(&module_load_fat_binary)},
-      TakenOver{"cuLibraryLoadData", address(&library_load_data)},
-      TakenOver{"cuLibraryGetKernel", address(&library_get_kernel)},
-      TakenOver{"cuModuleUnload", address(&module_unload)},
-      TakenOver{"cuLibraryUnload", address(&library_unload)},
+  static const TakenOver points[] = {
+      {"cuMemAlloc_v2", &allocate},
+      {"cuMemAllocPitch_v2", &allocate_pitch},
+      {"cuMemAllocManaged", &allocate_managed},
+      {"cuMemAllocHost_v2", &allocate_host},
+      {"cuMemHostAlloc", &host_allocate},
+      {"cuMemHostRegister_v2", &host_register},
+      {"cuMemAllocAsync", &allocate_async<false>, &allocate_async<true>},
+      {"cuMemAllocFromPoolAsync", &allocate_from_pool<false>, &allocate_from_pool<true>},
+      {"cuMemAddressReserve", &reserve},
+      {"cuMemCreate", &create},
+      {"cuMemFree_v2", &free_memory},
+      {"cuMemRetainAllocationHandle", &retain_physical},
+      {"cuMemRelease", &release_physical},
+      {"cuMemMap", &map_physical},
+      {"cuMemUnmap", &unmap_physical},
+      {"cuMemPoolCreate", &create_pool},
+      {"cuMemPoolDestroy", &destroy_pool},
+      {"cuMemPoolTrimTo", &trim_pool},
+      {"cuArrayDestroy", &destroy_array},
+      {"cuMipmappedArrayDestroy", &destroy_mipmapped_array},
+      {"cuMemGetInfo", &get_info_v1},
+      {"cuMemGetInfo_v2", &get_info},
+      {"cuDeviceTotalMem", &total_memory_v1},
+      {"cuDeviceTotalMem_v2", &total_memory},
+      {"cuArrayCreate_v2", &create_array},
+      {"cuArray3DCreate_v2", &create_array_3d},
+      {"cuMipmappedArrayCreate", &create_mipmapped_array},
+      {"cuMemGetAddressRange_v2", &get_address_range},
+      {"cuPointerGetAttribute", &get_attribute},
+      {"cuPointerGetAttributes", &get_attributes},
+      {"cuIpcGetMemHandle", &get_ipc},
+      {"cuIpcOpenMemHandle_v2", &open_ipc},
+      {"cuModuleGetGlobal_v2", &module_get_global},
+      {"cuLibraryGetGlobal", &library_get_global},
+      {"cuModuleLoadData", &module_load_data},
+      {"cuModuleLoadDataEx", &module_load_data_ex},
+      {"cuModuleLoadFatBinary", &module_load_fat_binary},
+      {"cuLibraryLoadData", &library_load_data},
+      {"cuLibraryGetKernel", &library_get_kernel},
+      {"cuModuleUnload", &module_unload},
+      {"cuLibraryUnload", &library_unload},
   };
   return points;
 }

@@ -4,15 +4,19 @@
 
 namespace cudasched::hook {
 
-struct TakenOver {
-  const char* symbol;
-  void* legacy = nullptr;
-  void* per_thread = nullptr;  // the twin; null: there is none
-};
-
 template <typename Function>
 void* address(Function* function) noexcept {
   return reinterpret_cast<void*>(function);
 }
+
+struct TakenOver {
+  template <typename Function>
+  TakenOver(const char* exported, Function* ours, Function* twin = nullptr) noexcept
+      : symbol(exported), legacy(address(ours)), per_thread(address(twin)) {}
+
+  const char* symbol;
+  void* legacy;
+  void* per_thread;  // the twin; null: there is none
+};
 
 }  // namespace cudasched::hook

@@ -93,6 +93,11 @@ struct Operation {
   };
 
   Operation() noexcept : memory{} {}
+  Operation(Kind of, CUstream on, const Fill& what) noexcept : kind(of), stream(on), fill(what) {}
+  Operation(Kind of, CUstream on, const Copy& what) noexcept : kind(of), stream(on), copy(what) {}
+  Operation(Kind of, CUstream on, const Event& what) noexcept : kind(of), stream(on), event(what) {}
+  Operation(Kind of, CUstream on, const Host& what) noexcept : kind(of), stream(on), host(what) {}
+  Operation(Kind of, CUstream on, const Memory& what) noexcept : kind(of), stream(on), memory(what) {}
 
   // Launches wait at the gate; the rest follows in the ring's order.
   bool is_launch() const noexcept { return kind == Kind::kKernel || kind == Kind::kGraph; }

@@ -233,64 +233,22 @@ bool Queue::push_graph(const Call& call) noexcept {
       });
 }
 
-bool Queue::push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept {
-  return push(
-      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
-      [&](Operation& operation, std::byte*, Position) {
-        operation.kind = rows ? Operation::Kind::kFillRows : Operation::Kind::kFill;
-        operation.fill = fill;
-      });
-}
-
-bool Queue::push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept {
-  return push(
-      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
-      [&](Operation& operation, std::byte*, Position) {
-        operation.kind = Operation::Kind::kCopy;
-        operation.copy = copy;
-      });
-}
-
-bool Queue::push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept {
-  if (flags != CU_EVENT_RECORD_DEFAULT || event == nullptr) return false;
-  return push(
-      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return may_defer_record(event); },
-      [&](Operation& operation, std::byte*, Position position) {
-        operation.kind = Operation::Kind::kRecord;
-        operation.event = {event, flags};
-        order_.event_recorded(word(event), position);
-        driver::registry().recorded(event, false);
-      });
-}
-
-bool Queue::push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept {
-  if (flags != CU_EVENT_WAIT_DEFAULT || event == nullptr) return false;
-  return push(
-      caller, stream, Waiter::For::kOther, [&](std::size_t&) { return may_defer_wait(event); },
-      [&](Operation& operation, std::byte*, Position position) {
-        operation.kind = Operation::Kind::kWait;
-        operation.event = {event, flags};
-        order_.event_awaited(word(event), position);
-      });
-}
-
-bool Queue::push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept {
-  if (function == nullptr) return false;
-  return push(
-      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
-      [&](Operation& operation, std::byte*, Position) {
-        operation.kind = Operation::Kind::kHostFunction;
-        operation.host = {function, data};
-      });
-}
-
-bool Queue::push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept {
-  return push(
-      caller, stream, Waiter::For::kOther, [](std::size_t&) { return true; },
-      [&](Operation& operation, std::byte*, Position) {
-        operation.kind = Operation::Kind::kFreeMemory;
-        operation.memory = {address};
-      });
+bool Queue::push_call(const Caller& caller, const Operation& call) noexcept {
+  const bool records = call.kind == Operation::Kind::kRecord;
+  const bool waits = call.kind == Operation::Kind::kWait;
+  if ((records || waits) && (call.event.flags != 0 || call.event.event == nullptr)) return false;
+  if (call.kind == Operation::Kind::kHostFunction && call.host.function == nullptr) return false;
+  const auto may = [&](std::size_t&) {
+    return records ? may_defer_record(call.event.event) : !waits || may_defer_wait(call.event.event);
+  };
+  return push(caller, call.stream, Waiter::For::kOther, may, [&](Operation& operation, std::byte*, Position position) {
+    operation.kind = call.kind;
+    std::memcpy(&operation.fill, &call.fill, sizeof(Operation::Fill));  // the largest but a launch
+    if (waits) order_.event_awaited(word(call.event.event), position);
+    if (!records) return;
+    order_.event_recorded(word(call.event.event), position);
+    driver::registry().recorded(call.event.event, false);
+  });
 }
 
 bool Queue::push_destroy(const Caller& caller, CUevent event, CUcontext context) noexcept {

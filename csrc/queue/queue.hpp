@@ -79,14 +79,9 @@ class Queue {
   // ---- deferred
   bool push_kernel(const Call& call) noexcept;
   bool push_graph(const Call& call) noexcept;
-  bool push_fill(const Caller& caller, const Operation::Fill& fill, bool rows, CUstream stream) noexcept;
-  // The copy's host memory must be pinned: the driver reads pageable memory before the call returns.
-  bool push_copy(const Caller& caller, const Operation::Copy& copy, CUstream stream) noexcept;
-  bool push_record(const Caller& caller, CUevent event, CUstream stream, unsigned flags) noexcept;
-  bool push_wait(const Caller& caller, CUstream stream, CUevent event, unsigned flags) noexcept;
-  bool push_host_function(const Caller& caller, CUhostFn function, void* data, CUstream stream) noexcept;
-
-  bool push_free(const Caller& caller, CUdeviceptr address, CUstream stream) noexcept;
+  // A fill, copy, record, wait, host function or stream-ordered free. A copy's host memory must be pinned: the driver
+  // reads pageable memory before the call returns.
+  bool push_call(const Caller& caller, const Operation& call) noexcept;
   // For the slices of an executable graph, behind its queued operations: `bytes` are copied.
   bool push_change(const Caller& caller, CUgraphExec exec, CUcontext context,
                    std::span<const std::byte> bytes) noexcept;

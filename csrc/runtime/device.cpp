@@ -9,6 +9,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "driver/driver.hpp"
+#include "queue/router.hpp"
 #include "runtime/predictor_files.hpp"
 #include "telemetry/trace.hpp"
 
@@ -65,7 +66,7 @@ bool Device::save_predictor() noexcept {
   }
 }
 
-void Device::start_queue(void (*started)(queue::Queue&) noexcept, bool spins) noexcept {
+void Device::start_queue(bool spins) noexcept {
   if (owned_queue_ != nullptr) return;
   try {
     owned_queue_ = std::make_unique<queue::Queue>(admission_, &holds_gil);
@@ -78,7 +79,7 @@ void Device::start_queue(void (*started)(queue::Queue&) noexcept, bool spins) no
     log::warning("the launch queue did not start: best-effort launches wait on the program's own threads");
     return;
   }
-  started(*owned_queue_);
+  queue::router().add(*owned_queue_);
   queue_.store(owned_queue_.get(), std::memory_order_release);
 }
 

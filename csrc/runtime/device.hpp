@@ -46,9 +46,9 @@ class Device {
   // Saves the predictor's state.
   bool save_predictor() noexcept;
 
-  // Starts the launch queue behind the gate, once, and calls `started`. Without memory or a thread for the queue
-  // nothing is ever deferred, and the gate holds the program's own threads.
-  void start_queue(void (*started)(queue::Queue&) noexcept, bool spins) noexcept;
+  // Starts the launch queue behind the gate, once. Without memory or a thread for the queue nothing is ever deferred,
+  // and the gate holds the program's own threads.
+  void start_queue(bool spins) noexcept;
 
   // Publishes the process's counts beside the slot of its first client here. The ticker's, and at exit.
   void publish(const arbiter::Counts& counts) noexcept;

@@ -86,7 +86,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       const char* const why_not = launch_class == Class::kBestEffort ? why_no_offload() : nullptr;
       if (launch_class == Class::kBestEffort && why_not == nullptr) {
         device.use(&slices_);
-        device.start_queue(offload_.started, settings_.launcher_spins);
+        device.start_queue(settings_.launcher_spins);
       } else if (why_not != nullptr) {
         log::debug(std::string("launches are not offloaded: ") + why_not);
       }

@@ -39,12 +39,6 @@
 
 namespace cudasched::runtime {
 
-// The hook's functions for launch queues; the runtime is below the hook, and calls through these pointers.
-struct OffloadHooks {
-  void (*started)(queue::Queue&) noexcept = nullptr;
-  void (*forget_queues)() noexcept = nullptr;
-};
-
 // A launch's state from begin_launch to end_launch.
 struct Ticket {
   Device* device = nullptr;  // null: nothing to report
@@ -69,7 +63,6 @@ class Engine {
   static constexpr int kMaxDevices = 32;
 
   Lifecycle& lifecycle() noexcept { return lifecycle_; }
-  void use_offload(const OffloadHooks& hooks) noexcept { offload_ = hooks; }
 
   void set_process_class(Class value, std::int32_t priority, std::int64_t slo_ns);
   Regions& regions() noexcept { return regions_; }
@@ -188,7 +181,6 @@ class Engine {
   Graphs graphs_;
   Slices slices_;
   SliceKeeper slice_keeper_;
-  OffloadHooks offload_;
 };
 
 Engine& engine() noexcept;

@@ -17,6 +17,7 @@
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
+#include "queue/router.hpp"
 #include "runtime/collecting.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
@@ -226,7 +227,7 @@ void Lifecycle::after_fork_in_child() noexcept {
     if (device->queue() != nullptr) device->queue()->abandon();
     device->table().abandon();
   }
-  if (engine_.offload_.forget_queues != nullptr) engine_.offload_.forget_queues();
+  queue::router().forget_queues();
   reset_counts_in_child();
   telemetry::reset_collecting_in_child();
   telemetry::reset_tracing_in_child();

@@ -76,7 +76,7 @@ def includes() -> Iterator[tuple[str, Path, str, str]]:
         ("hook", "cudasched/engine.h", True),
         ("simulated_driver", "simulate/device.hpp", True),
         ("simulated_driver", "hook/entry_points.hpp", True),
-        ("simulated_driver", "hook/offload.hpp", False),
+        ("simulated_driver", "hook/guards.hpp", False),
         ("simulated_driver", "driver/driver.hpp", False),
         ("runtime", "simulated_driver/driver.hpp", False),
     ],

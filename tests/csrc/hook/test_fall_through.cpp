@@ -15,8 +15,8 @@
 
 #include "driver/registry.hpp"
 #include "hook/entry_points.hpp"
+#include "hook/guards.hpp"
 #include "hook/intercept.hpp"
-#include "hook/offload.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/other_client.hpp"
@@ -283,7 +283,7 @@ TEST_F(FallThrough, ADeviceBeyondAllTablesIsTheDriversAlone) {
 }
 
 // ---- each line of the table of entry points that csrc/hook takes over: launches, and what is direct. The others that
-// are deferred are in tests/csrc/queue/test_offload.cpp, what drains too; changes of graphs in
+// are deferred are in tests/csrc/queue/test_deferred.cpp, what drains in test_guards.cpp; changes of graphs in
 // tests/csrc/runtime/slices.
 
 class EachTakenOver : public FallThrough {
@@ -441,7 +441,7 @@ TEST_F(EachTakenOver, DeferredLaunchReturnsWhileTheGateIsClosedAndIsCounted) {
 }
 
 // Whatever it answers. What a program gets of a direct function that is not taken over is the driver's own: it has no
-// guard (test_offload.cpp).
+// guard (test_guards.cpp).
 TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   CUdeviceptr memory = 0;
   int registered = 0;
@@ -544,7 +544,7 @@ TEST_F(FallThroughDeathTest, WhereGuardsRunOutNothingIsDeferredAnyMore) {
     Program::check(program_.launch(3));
     if (!something_is_queued()) std::_Exit(2);
     static char targets[2000];
-    for (char& target : targets) hook::Offload::guarded(nullptr, false, &target);
+    for (char& target : targets) hook::guarded(nullptr, false, &target);
     if (something_is_queued()) std::_Exit(3);
     other.kill();
     Program::check(program_.launch(4));

@@ -444,6 +444,26 @@ inline CUlaunchAttribute attribute(unsigned id, int value = 0) {
   return result;
 }
 
+// Calls that a queue may take.
+inline Operation record_of(CUevent event, CUstream stream, unsigned flags = 0) {
+  return {Operation::Kind::kRecord, stream, Operation::Event{event, flags}};
+}
+inline Operation wait_of(CUstream stream, CUevent event, unsigned flags = 0) {
+  return {Operation::Kind::kWait, stream, Operation::Event{event, flags}};
+}
+inline Operation fill_of(const Operation::Fill& fill, bool rows, CUstream stream) {
+  return {rows ? Operation::Kind::kFillRows : Operation::Kind::kFill, stream, fill};
+}
+inline Operation copy_of(const Operation::Copy& copy, CUstream stream) {
+  return {Operation::Kind::kCopy, stream, copy};
+}
+inline Operation free_of(CUdeviceptr address, CUstream stream) {
+  return {Operation::Kind::kFreeMemory, stream, Operation::Memory{address}};
+}
+inline Operation host_function(CUhostFn function, void* data, CUstream stream) {
+  return {Operation::Kind::kHostFunction, stream, Operation::Host{function, data}};
+}
+
 // Of a best-effort call that `queue` takes.
 inline Site site_at(Queue* queue, const Caller& caller) {
   Site site;

@@ -71,8 +71,8 @@ TEST_F(QueueTest, StreamFlagsAreAskedOnce) {
 
 TEST_F(QueueTest, OnlyLaunchesWaitAtTheGate) {
   gate_.close();
-  ASSERT_TRUE(queue().push_fill(caller_, {0x1000, 0, 10, 1, 7, 1}, false, kStream));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, fill_of({0x1000, 0, 10, 1, 7, 1}, false, kStream)));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   queue().drain(caller_, queue().pushed(), For::kSynchronise);
   EXPECT_EQ(driver_.count(), 2U);
   EXPECT_EQ(gate_.asked(), 0);
@@ -170,7 +170,7 @@ class LostLauncherTest : public QueueTest, public testing::WithParamInterface<En
       return CUDA_SUCCESS;
     };
     ASSERT_TRUE(launch(kStream, {7, kContext, false}));
-    ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+    ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
     ASSERT_TRUE(launch(kOtherStream, {1, kOtherContext, false}));
     gate_.open();
     ASSERT_TRUE(eventually([&] { return gone_.load(); }));
@@ -224,7 +224,7 @@ TEST_F(QueueTest, AForkedChildHasAnEmptyQueueAndNoLauncher) {
   if (child == 0) {
     queue().abandon();
     bool good = !queue().active() && queue().empty();
-    good = good && !queue().push_record({1, kContext, false}, kEvent, kStream, 0);
+    good = good && !queue().push_call({1, kContext, false}, record_of(kEvent, kStream, 0));
     queue().drain({1, kContext, false}, 100, For::kSynchronise);  // returns
     good = good && queue().before(Scope::kEnd, nullptr) == 0;
 #if !defined(__SANITIZE_THREAD__)  // it lets a forked child start no threads
@@ -232,7 +232,7 @@ TEST_F(QueueTest, AForkedChildHasAnEmptyQueueAndNoLauncher) {
     FakeDriver driver;
     FakeGate gate;
     auto* anew = new Queue(gate, +[]() noexcept { return false; }, 8, 4096);
-    good = good && anew->start() && anew->push_record({1, kContext, false}, kEvent, kStream, 0);
+    good = good && anew->start() && anew->push_call({1, kContext, false}, record_of(kEvent, kStream, 0));
     anew->drain({1, kContext, false}, anew->pushed(), For::kSynchronise);
     good = good && driver.count() == 1;
     anew->stop(kNsPerSecond);
@@ -287,7 +287,7 @@ TEST_F(StressTest, NothingIsLostOrReordered) {
         call.grid[1] = thread;
         ASSERT_TRUE(push(call, caller));
         if (i % 50 == 0) {
-          ASSERT_TRUE(queue().push_record(caller, event, stream, 0));
+          ASSERT_TRUE(queue().push_call(caller, record_of(event, stream, 0)));
           const Position position = queue().before(Scope::kEvent, nullptr, event);
           if (i % 100 == 0) queue().drain(caller, position, For::kSynchronise);
           while (queue().event_not_ready(caller, event)) std::this_thread::yield();

@@ -18,7 +18,7 @@ class PiecesTest : public QueueTest {
  protected:
   bool copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, Direction direction, CUstream stream = kStream,
             unsigned thread = 1) {
-    return queue().push_copy({thread, kContext, false}, {to, from, bytes, direction}, stream);
+    return queue().push_call({thread, kContext, false}, copy_of({to, from, bytes, direction}, stream));
   }
   bool in(std::size_t bytes, CUstream stream = kStream, unsigned thread = 1) {
     return copy(0x1000, 0x2000, bytes, Direction::kToDevice, stream, thread);
@@ -80,8 +80,8 @@ TEST_F(PiecesTest, ACopyOfAPieceGoesWhole) {
 TEST_F(PiecesTest, WhatIsOrderedBehindACopyWaitsForItsLastPieceAndTheRestDoesNot) {
   let(1);
   ASSERT_TRUE(in(300));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));                   // stays
-  ASSERT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));                // stays, and keeps its stream
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));          // stays
+  ASSERT_TRUE(queue().push_call(caller_, wait_of(kNonBlocking, kEvent, 0)));       // stays, and keeps its stream
   ASSERT_TRUE(launch(kNonBlocking));                                               // stays
   ASSERT_TRUE(launch(kOtherStream));                                               // goes
   ASSERT_TRUE(copy(0x7, 0x8, 150, Direction::kToHost, kOtherStream));              // the other direction: begins
@@ -148,7 +148,7 @@ TEST_F(PiecesTest, TheFirstErrorIsTheCopysAndNoFurtherPieceGoes) {
     return call.what == 0x1064 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   };
   ASSERT_TRUE(in(500, kStream, 7));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   finish();
   EXPECT_THAT(driver_.story(), ElementsAre("copy_to_device 1000", "copy_to_device 1064", "record e1"));
   EXPECT_EQ(queue().take_error(8), CUDA_SUCCESS);
@@ -206,7 +206,7 @@ TEST_F(PiecesTest, ALauncherThatEndsMidwayCopiesNoPieceTwice) {
     pthread_exit(nullptr);
   };
   ASSERT_TRUE(in(300));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   ASSERT_TRUE(eventually([&] { return gone.load(); }));
   queue().drain(caller_, queue().pushed(), For::kSynchronise);
   EXPECT_THAT(driver_.story(), ElementsAre("copy_to_device 1000", "record e1"));
@@ -255,17 +255,18 @@ TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
           std::memcpy(&host_expected[mine][first], &device_expected[mine][first], bytes);
           break;
         case 2:
-          ASSERT_TRUE(queue().push_fill(caller_, {address(&device[mine][first]), 0, bytes, 1, step, 1}, false, stream));
+          ASSERT_TRUE(queue().push_call(caller_,
+                                        fill_of({address(&device[mine][first]), 0, bytes, 1, step, 1}, false, stream)));
           std::memset(&device_expected[mine][first], static_cast<int>(step), bytes);
           break;
         default:  // another stream's memory, between two events
           if (mine == other) break;
-          ASSERT_TRUE(queue().push_record(caller_, kEvent, streams[other], 0));
-          ASSERT_TRUE(queue().push_wait(caller_, stream, kEvent, 0));
+          ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, streams[other], 0)));
+          ASSERT_TRUE(queue().push_call(caller_, wait_of(stream, kEvent, 0)));
           ASSERT_TRUE(
               copy(address(&host[mine][first]), address(&device[other][first]), bytes, Direction::kToHost, stream));
-          ASSERT_TRUE(queue().push_record(caller_, kOtherEvent, stream, 0));
-          ASSERT_TRUE(queue().push_wait(caller_, streams[other], kOtherEvent, 0));
+          ASSERT_TRUE(queue().push_call(caller_, record_of(kOtherEvent, stream, 0)));
+          ASSERT_TRUE(queue().push_call(caller_, wait_of(streams[other], kOtherEvent, 0)));
           std::memcpy(&host_expected[mine][first], &device_expected[other][first], bytes);
       }
       if (random() % 8 == 0) {

@@ -11,17 +11,15 @@
 #include <set>
 
 #include "fake_driver.hpp"
-#include "hook/offload.hpp"
+#include "fake_engine.hpp"
+#include "hook/deferred.hpp"
+#include "hook/guards.hpp"
+#include "queue/router.hpp"
 
 namespace cudasched::hook {
 namespace {
 
 using namespace queue;
-
-thread_local Site here;
-Site find_site(CUstream, CUevent) noexcept { return here; }
-void count_nothing() noexcept {}
-void note_nothing(CUevent, CUstream) noexcept {}
 
 constexpr std::uint64_t kEventBase = 0xe0000;
 constexpr std::uint64_t kMemoryBase = 0x40000;
@@ -165,12 +163,11 @@ class Programs : public QueueTest {
  protected:
   Programs() : other_(other_gate_, +[]() noexcept { return holds_gil; }, 64, 1U << 16) {
     fill_table();
-    Offload::connect({&find_site, &note_nothing, &note_nothing, &count_nothing});
     queue().serve(0);
     other_.serve(1);
     EXPECT_TRUE(other_.start());
-    Offload::add(queue());
-    Offload::add(other_);
+    router().add(queue());
+    router().add(other_);
     events.start(kEventBase, 16, 12);
     memory.start(kMemoryBase, 1 << 12, 24);
     driver_.on_call = &check;
@@ -179,7 +176,7 @@ class Programs : public QueueTest {
   }
   ~Programs() override {
     other_gate_.open();
-    Offload::forget_queues();
+    router().forget_queues();
   }
 
   // Programs in threads on both devices, whose gates open and close; every order that they may rely on holds.
@@ -187,14 +184,14 @@ class Programs : public QueueTest {
 
   template <typename Function>
   static Function* entry(std::string_view exported) {
-    for (const TakenOver& each : offload_functions()) {
+    for (const TakenOver& each : deferred_functions()) {
       if (each.symbol == exported) return reinterpret_cast<Function*>(each.legacy);
     }
     return nullptr;
   }
   template <typename Function>
   static Function* guard(const char* symbol, Function* target) {
-    return reinterpret_cast<Function*>(Offload::guarded(find_symbol(symbol), false, address(target)));
+    return reinterpret_cast<Function*>(guarded(find_symbol(symbol), false, address(target)));
   }
 
   FakeGate other_gate_;
@@ -272,7 +269,7 @@ class Program {
     call.grid[0] = ++number_;
     expected.add(word(call.stream), named("launch", number_));
     CUresult status = CUDA_SUCCESS;
-    if (Offload::push(call, status)) {
+    if (defer(call, status)) {
       EXPECT_EQ(status, CUDA_SUCCESS);
       return;
     }
@@ -286,7 +283,7 @@ class Program {
     if (call.site.queue == nullptr) return;  // another thread's
     for (const std::uint64_t part : kParts) expected.add(word(call.stream), named("part", part));
     CUresult status = CUDA_ERROR_UNKNOWN;
-    EXPECT_TRUE(Offload::push(call, status));
+    EXPECT_TRUE(defer(call, status));
     EXPECT_EQ(status, CUDA_SUCCESS);
   }
   CUstream stream_of(std::uint64_t address) { return graphs_ ? streams_[(address >> 12) % streams_.size()] : stream(); }
@@ -346,8 +343,8 @@ class Program {
       memory_.push_back(address);
       return free_async();
     }
-    const auto free_memory = reinterpret_cast<CUresult (*)(CUdeviceptr)>(
-        Offload::guarded(find_symbol("cuMemFree_v2"), false, hook::address(target)));
+    const auto free_memory =
+        reinterpret_cast<CUresult (*)(CUdeviceptr)>(guarded(find_symbol("cuMemFree_v2"), false, hook::address(target)));
     EXPECT_EQ(free_memory(address), CUDA_SUCCESS);
   }
   void synchronise() {
@@ -357,13 +354,13 @@ class Program {
       return CUDA_SUCCESS;
     };
     const auto call = reinterpret_cast<CUresult (*)(CUstream)>(
-        Offload::guarded(find_symbol("cuStreamSynchronize"), false, hook::address(target)));
+        guarded(find_symbol("cuStreamSynchronize"), false, hook::address(target)));
     EXPECT_EQ(call(on), CUDA_SUCCESS);
   }
 
   template <typename Function>
   static Function* entry(std::string_view exported) {
-    for (const TakenOver& each : offload_functions()) {
+    for (const TakenOver& each : deferred_functions()) {
       if (each.symbol == exported) return reinterpret_cast<Function*>(each.legacy);
     }
     return nullptr;

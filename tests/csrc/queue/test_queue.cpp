@@ -19,18 +19,18 @@ TEST_F(QueueTest, EachKindOfOperationReachesTheDriverAsItWasCalled) {
   block();
   EXPECT_TRUE(push_graph(kGraph));
   for (const std::uint8_t bytes : {1, 2, 4}) {
-    EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 0, 10, 1, 7, bytes}, false, kStream));
-    EXPECT_TRUE(queue().push_fill(caller_, {0x1000, 64, 10, 3, 7, bytes}, true, kStream));
+    EXPECT_TRUE(queue().push_call(caller_, fill_of({0x1000, 0, 10, 1, 7, bytes}, false, kStream)));
+    EXPECT_TRUE(queue().push_call(caller_, fill_of({0x1000, 64, 10, 3, 7, bytes}, true, kStream)));
   }
   for (const auto direction : {Operation::Direction::kAny, Operation::Direction::kToDevice,
                                Operation::Direction::kToHost, Operation::Direction::kOnDevice}) {
-    EXPECT_TRUE(queue().push_copy(caller_, {0x2000, 0x3000, 5, direction}, kStream));
+    EXPECT_TRUE(queue().push_call(caller_, copy_of({0x2000, 0x3000, 5, direction}, kStream)));
   }
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
-  EXPECT_TRUE(queue().push_wait(caller_, kOtherStream, kEvent, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kOtherStream, kEvent, 0)));
   int data = 0;
-  EXPECT_TRUE(queue().push_host_function(caller_, [](void*) {}, &data, kStream));
-  EXPECT_TRUE(queue().push_free(caller_, 0x4000, kStream));
+  EXPECT_TRUE(queue().push_call(caller_, host_function([](void*) {}, &data, kStream)));
+  EXPECT_TRUE(queue().push_call(caller_, free_of(0x4000, kStream)));
   EXPECT_TRUE(queue().push_destroy(caller_, kEvent, kContext));
   EXPECT_EQ(driver_.count(), 0U);  // the program went on
   finish();
@@ -97,10 +97,10 @@ TEST_F(QueueTest, AKernelOfALibraryIsDescribedByItsOwnFunction) {
 
 TEST_F(QueueTest, OneRingKeepsTheProgramsOrderAcrossStreams) {
   block(kStream);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
-  EXPECT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kNonBlocking, kEvent, 0)));
   EXPECT_TRUE(launch(kNonBlocking));
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kNonBlocking, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kNonBlocking, 0)));
   finish();
   EXPECT_THAT(driver_.story(), ElementsAre("kernel f2", "record e1", "wait e1", "kernel f2", "record e1"));
 }
@@ -111,7 +111,7 @@ TEST_F(QueueTest, OneRingKeepsTheProgramsOrderAcrossStreams) {
 TEST_F(QueueTest, WhatIsQueuedTakesTheGpuTimeThatOperationsLikeItTook) {
   const auto step = [&] {
     ASSERT_TRUE(launch());
-    ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+    ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   };
   gate_.predict(1'000'000);
   for (int i = 0; i < 1'000; ++i) {
@@ -141,11 +141,11 @@ TEST_F(QueueTest, WithNothingQueuedNothingIsWaitedFor) {
 }
 
 TEST_F(QueueTest, ACallWaitsForWhatItDependsOnAndNoMore) {
-  block(kNonBlocking);                                                 // 1
-  EXPECT_TRUE(launch(kStream));                                        // 2
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kNonBlocking, 0));  // 3
-  EXPECT_TRUE(queue().push_record(caller_, kOtherEvent, kStream, 0));  // 4
-  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));         // 5
+  block(kNonBlocking);                                                          // 1
+  EXPECT_TRUE(launch(kStream));                                                 // 2
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kNonBlocking, 0)));  // 3
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kOtherEvent, kStream, 0)));  // 4
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kStream, kEvent, 0)));         // 5
   EXPECT_EQ(queue().before(Scope::kStream, kNonBlocking), 3U);
   EXPECT_EQ(queue().before(Scope::kStream, kStream), 5U);
   EXPECT_EQ(queue().before(Scope::kStream, kOtherStream), 0U);
@@ -190,8 +190,8 @@ TEST_F(QueueTest, ADrainEndsWhenTheDriverCallHasReturned) {
 
 TEST_F(QueueTest, QueriesOfWhatIsQueuedAnswerWithoutDraining) {
   block(kStream);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
-  EXPECT_TRUE(queue().push_wait(caller_, kNonBlocking, kOtherEvent, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kNonBlocking, kOtherEvent, 0)));
   EXPECT_TRUE(queue().stream_not_ready(caller_, kStream));
   EXPECT_TRUE(queue().stream_not_ready(caller_, CU_STREAM_LEGACY));
   EXPECT_FALSE(queue().stream_not_ready(caller_, kOtherStream));
@@ -205,7 +205,7 @@ TEST_F(QueueTest, QueriesOfWhatIsQueuedAnswerWithoutDraining) {
 
 TEST_F(QueueTest, AQueryByLatencyWorkOpensTheGateForWhatItAsks) {
   block(kStream);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   EXPECT_TRUE(eventually([&] { return !queue().event_not_ready(latency_, kEvent); }));
   EXPECT_EQ(driver_.count(), 2U);
   EXPECT_EQ(gate_.forced(), 1);
@@ -287,8 +287,8 @@ TEST_F(QueueTest, GridAndClusterLimitsAreCheckedAtThePush) {
 
 TEST_F(QueueTest, ThePerThreadDefaultStreamIsNeverDeferred) {
   EXPECT_FALSE(launch(CU_STREAM_PER_THREAD));
-  EXPECT_FALSE(queue().push_record(caller_, kEvent, CU_STREAM_PER_THREAD, 0));
-  EXPECT_FALSE(queue().push_fill(caller_, {0x1000, 0, 1, 1, 0, 1}, false, CU_STREAM_PER_THREAD));
+  EXPECT_FALSE(queue().push_call(caller_, record_of(kEvent, CU_STREAM_PER_THREAD, 0)));
+  EXPECT_FALSE(queue().push_call(caller_, fill_of({0x1000, 0, 1, 1, 0, 1}, false, CU_STREAM_PER_THREAD)));
 }
 
 TEST_F(QueueTest, AStreamThatTheDriverDoesNotKnowIsTheDriversToRefuse) {
@@ -297,8 +297,8 @@ TEST_F(QueueTest, AStreamThatTheDriverDoesNotKnowIsTheDriversToRefuse) {
 
 TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
   driver::registry().shared(kEvent);
-  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
-  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
+  EXPECT_FALSE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
+  EXPECT_FALSE(queue().push_call(caller_, wait_of(kStream, kEvent, 0)));
   CUlaunchAttribute record = attribute(CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT);
   record.value.launchCompletionEvent = {kEvent, 0};
   Call call = plain();
@@ -306,24 +306,24 @@ TEST_F(QueueTest, EventsOfOtherProcessesAreNeverDeferred) {
   queue().kernel_launched(call);
   EXPECT_FALSE(push(call));
   driver::registry().forget(kEvent);
-  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));  // not known to be anything
+  EXPECT_FALSE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));  // not known to be anything
   driver::registry().created(kEvent, CU_EVENT_DEFAULT);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
 }
 
 TEST_F(QueueTest, AWaitOnAnEventRecordedInACaptureIsNeverDeferred) {
   driver::registry().recorded(kEvent, true);
-  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, 0));
+  EXPECT_FALSE(queue().push_call(caller_, wait_of(kStream, kEvent, 0)));
   driver::registry().recorded(kEvent, false);
-  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kStream, kEvent, 0)));
   driver::registry().recorded(kEvent, true);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // recorded elsewhere
-  EXPECT_TRUE(queue().push_wait(caller_, kStream, kEvent, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));  // recorded elsewhere
+  EXPECT_TRUE(queue().push_call(caller_, wait_of(kStream, kEvent, 0)));
 }
 
 TEST_F(QueueTest, ExternalRecordsAndWaitsAreNotDeferred) {
-  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, CU_EVENT_RECORD_EXTERNAL));
-  EXPECT_FALSE(queue().push_wait(caller_, kStream, kEvent, CU_EVENT_WAIT_EXTERNAL));
+  EXPECT_FALSE(queue().push_call(caller_, record_of(kEvent, kStream, CU_EVENT_RECORD_EXTERNAL)));
+  EXPECT_FALSE(queue().push_call(caller_, wait_of(kStream, kEvent, CU_EVENT_WAIT_EXTERNAL)));
 }
 
 TEST_F(QueueTest, LaunchesWithAttributesThatTheCodeDoesNotKnowAreNeverDeferred) {
@@ -505,17 +505,17 @@ TEST_F(QueueTest, WhatNothingOrdersBehindAGraphIsMadeBetweenItsParts) {
   gate_.close();
   ASSERT_TRUE(push_graph(kGraph));
   const auto fill = [&](CUdeviceptr to, CUstream stream) {
-    ASSERT_TRUE(queue().push_fill(caller_, {to, 0, 10, 1, 7, 4}, false, stream));
+    ASSERT_TRUE(queue().push_call(caller_, fill_of({to, 0, 10, 1, 7, 4}, false, stream)));
   };
-  fill(0x1, kStream);                                                       // stays
-  fill(0x2, kOtherStream);                                                  // goes
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));            // stays
-  ASSERT_TRUE(queue().push_record(caller_, kOtherEvent, kOtherStream, 0));  // goes
-  ASSERT_TRUE(queue().push_wait(caller_, kNonBlocking, kEvent, 0));         // stays, and keeps its stream
-  fill(0x3, kNonBlocking);                                                  // stays
-  fill(0x4, kOtherStream);                                                  // goes
-  ASSERT_TRUE(launch(kOtherStream));                                        // stays: the gate's
-  fill(0x5, kOtherStream);                                                  // stays
+  fill(0x1, kStream);                                                                // stays
+  fill(0x2, kOtherStream);                                                           // goes
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));            // stays
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kOtherEvent, kOtherStream, 0)));  // goes
+  ASSERT_TRUE(queue().push_call(caller_, wait_of(kNonBlocking, kEvent, 0)));         // stays, and keeps its stream
+  fill(0x3, kNonBlocking);                                                           // stays
+  fill(0x4, kOtherStream);                                                           // goes
+  ASSERT_TRUE(launch(kOtherStream));                                                 // stays: the gate's
+  fill(0x5, kOtherStream);                                                           // stays
   finish();
   const auto event = [](CUevent which) { return reinterpret_cast<std::uint64_t>(which); };
   const auto function = reinterpret_cast<std::uint64_t>(kPlainFunction);
@@ -529,7 +529,7 @@ TEST_F(QueueTest, NothingOvertakesAGraphOnTheLegacyStream) {
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
   gate_.close();
   ASSERT_TRUE(push_graph(kGraph, CU_STREAM_LEGACY));
-  ASSERT_TRUE(queue().push_fill(caller_, {0x1, 0, 10, 1, 7, 4}, false, kOtherStream));
+  ASSERT_TRUE(queue().push_call(caller_, fill_of({0x1, 0, 10, 1, 7, 4}, false, kOtherStream)));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2, 0x1));
 }
@@ -539,8 +539,8 @@ TEST_F(QueueTest, NothingOvertakesWhatIsOnTheLegacyStream) {
   gate_.cut({handle<CUgraphExec>(0xa1), handle<CUgraphExec>(0xa2)});
   gate_.close();
   ASSERT_TRUE(push_graph(kGraph));
-  ASSERT_TRUE(queue().push_fill(caller_, {0x1, 0, 10, 1, 7, 4}, false, CU_STREAM_LEGACY));
-  ASSERT_TRUE(queue().push_fill(caller_, {0x2, 0, 10, 1, 7, 4}, false, kOtherStream));
+  ASSERT_TRUE(queue().push_call(caller_, fill_of({0x1, 0, 10, 1, 7, 4}, false, CU_STREAM_LEGACY)));
+  ASSERT_TRUE(queue().push_call(caller_, fill_of({0x2, 0, 10, 1, 7, 4}, false, kOtherStream)));
   finish();
   EXPECT_THAT(graphs_launched(driver_), ElementsAre(0xa1, 0xa2, 0x1, 0x2));
 }
@@ -569,8 +569,8 @@ TEST_F(QueueTest, AGraphIsDeferredFromItsSecondLaunchOn) {
 // An allocator destroys events that a backlog still records.
 TEST_F(QueueTest, AnEventIsDestroyedBehindWhatIsQueuedOfIt) {
   block();
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
-  ASSERT_TRUE(queue().push_wait(caller_, kOtherStream, kEvent, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
+  ASSERT_TRUE(queue().push_call(caller_, wait_of(kOtherStream, kEvent, 0)));
   ASSERT_TRUE(queue().push_destroy(caller_, kEvent, kContext));
   // What uses it all the same gets the driver's answer, once it is gone.
   EXPECT_EQ(queue().before(Scope::kEvent, nullptr, kEvent), 4U);
@@ -602,7 +602,7 @@ TEST_F(QueueTest, AThreadThatASignalInterruptedInAPushMayUseAndStopTheQueue) {
   struct sigaction action {};
   action.sa_handler = [](int) {
     const Caller caller{1, kContext, false};
-    pushed = interrupted->push_record(caller, kEvent, kStream, 0) ? 1 : 0;
+    pushed = interrupted->push_call(caller, record_of(kEvent, kStream, 0)) ? 1 : 0;
     end = interrupted->before(Scope::kEnd, nullptr);
     interrupted->drain(caller, interrupted->before(Scope::kStream, kStream), For::kOther);
     interrupted->stream_not_ready(caller, kStream);
@@ -633,9 +633,9 @@ TEST_F(QueueTest, ABestEffortProcessesOwnDrainsLeaveTheGateClosed) {
 }
 
 TEST_F(QueueTest, ADrainByLatencyWorkOpensTheGateUpToItsPosition) {
-  block(kStream);                                                 // 1
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // 2
-  EXPECT_TRUE(launch(kStream));                                   // 3
+  block(kStream);                                                          // 1
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));  // 2
+  EXPECT_TRUE(launch(kStream));                                            // 3
   EXPECT_TRUE(opens(latency_, queue().before(Scope::kEvent, nullptr, kEvent), For::kOther));
   ASSERT_TRUE(eventually([&] { return gate_.asked() == 2; }));
   EXPECT_EQ(queue().passed(), 2U);  // the launch behind it still waits
@@ -672,7 +672,7 @@ TEST_F(QueueTest, QueriesOfBestEffortWorkOpenTheGateOnlyWhereTheThreadDoesNothin
   queue().latency_came();
   holds_gil = true;
   block();
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   for (int i = 0; i < 500; ++i) {
     ASSERT_TRUE(queue().event_not_ready(caller_, kEvent));
   }
@@ -758,9 +758,9 @@ TEST_F(RoomyQueueTest, WhatMayNotWaitForRoomOpensTheGateForOneLaunch) {
   queue().latency_came();
   block();
   for (int i = 0; i < 58; ++i) ASSERT_TRUE(launch());
-  for (int i = 0; i < 4; ++i) ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));  // the spare
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));  // the spare
   EXPECT_EQ(queue().passed(), 0U);
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   EXPECT_EQ(queue().passed(), 1U);
 }
 
@@ -768,7 +768,7 @@ TEST_F(RoomyQueueTest, WhatMayNotWaitForRoomOpensTheGateForOneLaunch) {
 TEST_F(SmallQueueTest, AFullRingThatEmptiesAtThatMomentHoldsNobody) {
   queue().latency_came();
   gate_.open();
-  for (int i = 0; i < 300'000; ++i) ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  for (int i = 0; i < 300'000; ++i) ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
 }
 
 TEST_F(RoomyQueueTest, BehindAsManyLaunchesAsGoInThereIsRoomForARecord) {
@@ -779,7 +779,7 @@ TEST_F(RoomyQueueTest, BehindAsManyLaunchesAsGoInThereIsRoomForARecord) {
   std::thread pusher([&] { EXPECT_TRUE(launch()); });  // and waits
   std::this_thread::sleep_for(20ms);
   EXPECT_EQ(queue().pushed(), 59U);
-  EXPECT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   EXPECT_EQ(queue().passed(), 0U);
   EXPECT_EQ(gate_.forced(), 0);
   gate_.open();
@@ -802,7 +802,7 @@ TEST_F(SmallQueueTest, WhatCanNeverFitIsNotDeferred) {
 TEST_F(QueueTest, ANonStickyErrorGoesToTheThreadThatPushed) {
   driver_.on_call = [](const DriverCall& call) { return call.what == 0xf2 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; };
   ASSERT_TRUE(launch(kStream, {7, kContext, false}));
-  ASSERT_TRUE(queue().push_record(caller_, kEvent, kStream, 0));
+  ASSERT_TRUE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   finish();
   EXPECT_EQ(driver_.count(), 2U);  // what was queued behind it ran
   EXPECT_EQ(queue().take_error(8), CUDA_SUCCESS);
@@ -825,7 +825,7 @@ TEST_F(QueueTest, AfterAStickyErrorNothingIsDeferredUntilTheContextIsGone) {
   ASSERT_TRUE(launch());
   finish();
   EXPECT_FALSE(push(plain()));
-  EXPECT_FALSE(queue().push_record(caller_, kEvent, kStream, 0));
+  EXPECT_FALSE(queue().push_call(caller_, record_of(kEvent, kStream, 0)));
   EXPECT_EQ(driver_.count(), 1U);
 
   driver_.on_call = nullptr;
