@@ -239,8 +239,8 @@ GOODPUT = Benchmark(
     settings={"seconds": (2.5, 0.4)},
     limits=dict.fromkeys(
         [f"goodput_of_triton_{kind}" for kind in BURSTS],
-        "one interpreter decodes, batches and answers the requests of all models; Triton's front is C++, and each model "
-        "has a process of its own",
+        "one interpreter decodes, batches and answers the requests of all models; Triton's front is C++, and each "
+        "model has a process of its own",
     ),
     results="inference",
     merge=merge,

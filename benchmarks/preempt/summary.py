@@ -73,6 +73,7 @@ LIMITED_BY: dict[str, str] = {
     "p99_excess_ms": _SWITCHES,
     "p99_ratio": _SWITCHES,
     "best_effort": "one cell of one repeat: FSDP on two GPUs; the other three have 1.11 to 1.34",
+    "lost_without_server": "one repeat of two programs, of which the other gains 5%",
     "kills_minutes": "the time on four GPUs that was there; 25 kills so far",
     "soak_gpu_minutes": "the time on the GPU that was there; no failure so far",
 }
