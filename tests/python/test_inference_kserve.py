@@ -277,9 +277,10 @@ def test_the_command_serves_a_file(command: str, no_driver: Path, tmp_path: Path
 
 
 def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
-    (tmp_path / "models.py").write_text("from cudasched import hook\nraise SystemExit(f'{hook.installed()}')")
+    text = "raise SystemExit(f'{hook.installed()} {sys.getswitchinterval():.4f}')"
+    (tmp_path / "models.py").write_text(f"import sys\nfrom cudasched import hook\n{text}")
     done = cudasched("models", "serve", "models.py", "--port", "0")
-    assert done.stderr == "True\n"
+    assert done.stderr == "True 0.0001\n"
 
 
 @pytest.mark.parametrize(

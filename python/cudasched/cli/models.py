@@ -55,6 +55,7 @@ def serve(
     from cudasched.serve._server import Server
 
     cudasched._activate(as_program=True)  # before the file loads CUDA
+    sys.setswitchinterval(1e-4)  # else a batch that the GPU has done may wait 5 ms for another thread's Python
     if not file.is_file():
         raise ConfigError(f"{file} is no file")
     try:
