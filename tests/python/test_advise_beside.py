@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import parquet_recordings as recordings
 import pytest
-import recordings
 from cudasched import ConfigError, Error
 from cudasched.advise import beside
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings import requests, steps
+from parquet_recordings import requests, steps
 from support import Run
 
 pa = pytest.importorskip("pyarrow", reason="forecasts read recordings with pyarrow")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import parquet_recordings as recordings
 import pytest
-import recordings
 from cudasched import ConfigError, Error, simulate
 from cudasched.advise import beside, capacity
 from hypothesis import given, settings

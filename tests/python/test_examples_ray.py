@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import parquet_recordings as recordings
 import pytest
-import recordings
 from support import PATIENCE_S, ROOT
 
 pytestmark = pytest.mark.skipif(

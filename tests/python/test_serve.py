@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import parquet_recordings as recordings
 import pytest
-import recordings
 from support import PATIENCE_S, ROOT, Run
 
 pytest.importorskip("fastapi")

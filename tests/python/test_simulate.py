@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import parquet_recordings as recordings
 import pytest
-import recordings
 from cudasched import ConfigError, Error, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
