@@ -474,7 +474,12 @@ void ParkingTest::keep_every_byte(int steps) {
   EXPECT_EQ(free_bytes(), free_before);
 }
 
-TEST_F(ParkingTest, RandomHistoriesKeepEveryByte) { keep_every_byte(150); }
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kSteps = 60;  // each takes several times as long
+#else
+constexpr int kSteps = 150;
+#endif
+TEST_F(ParkingTest, RandomHistoriesKeepEveryByte) { keep_every_byte(kSteps); }
 TEST_F(LittleHostMemoryTest, RandomHistoriesKeepEveryByte) { keep_every_byte(60); }
 
 TEST_F(LittleHostMemoryTest, BoundsTheBytesThatMove) {
