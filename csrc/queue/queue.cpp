@@ -243,7 +243,10 @@ bool Queue::push_call(const Caller& caller, const Operation& call) noexcept {
   };
   return push(caller, call.stream, Waiter::For::kOther, may, [&](Operation& operation, std::byte*, Position position) {
     operation.kind = call.kind;
-    std::memcpy(&operation.fill, &call.fill, sizeof(Operation::Fill));  // the largest but a launch
+    constexpr std::size_t kBytes = sizeof(Operation::Fill);
+    static_assert(kBytes >= sizeof(Operation::Copy) && kBytes >= sizeof(Operation::Event) &&
+                  kBytes >= sizeof(Operation::Host) && kBytes >= sizeof(Operation::Memory));
+    std::memcpy(&operation.fill, &call.fill, kBytes);
     if (waits) order_.event_awaited(word(call.event.event), position);
     if (!records) return;
     order_.event_recorded(word(call.event.event), position);
