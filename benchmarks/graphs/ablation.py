@@ -36,13 +36,13 @@ from benchmarks.results.schema import Results
 SHIPPED = Path(__file__).parents[2] / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
 #: Without time slices: they need no predictions.
 CUT = {"CUDASCHED_GRAPH_SLICES": "auto", "CUDASCHED_TIME_SLICE_US": "off"}
-SERVER, RATE_HZ = "bert_graph", 60.0
+SERVER, RATE_HZ = "bert_graph", 120.0
 #: What the constant model says of each launch.
 CONSTANT_NS = 20_000.0
 #: The earlier run of the oracle's program; a program has so long to end, and writes its state.
 RECORDED_S, END_S = 10.0, 20.0
 #: Seconds before a cell of the scene `steady`.
-STEADY_S = 20.0
+STEADY_S = 10.0
 MODES = ("mps", "one_process")
 #: By arm: where it runs, and what predicts.
 PREDICTED = {f"cudasched_{mode}_{name}": (mode, name) for mode in MODES for name in PREDICTORS}
