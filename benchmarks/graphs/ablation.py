@@ -42,7 +42,7 @@ CONSTANT_NS = 20_000.0
 #: The earlier run of the oracle's program; a program has so long to end, and writes its state.
 RECORDED_S, END_S = 10.0, 20.0
 #: Seconds before a cell of the scene `steady`.
-STEADY_S = 10.0
+STEADY_S = 6.0
 MODES = ("mps", "one_process")
 #: By arm: where it runs, and what predicts.
 PREDICTED = {f"cudasched_{mode}_{name}": (mode, name) for mode in MODES for name in PREDICTORS}
@@ -98,14 +98,19 @@ class AblationRunner(Runner):
         return RATE_HZ
 
     def build_s(self, program: str) -> float:
-        """None of these compiles; the oracle's are built twice."""
-        return 2 * super().build_s(program)
+        """None of these compiles; the oracle's are built twice, and run meanwhile."""
+        return 2 * super().build_s(program) + RECORDED_S
+
+    def _build(self, processes: Sequence[Place], first_ahead: bool) -> dict[Place, HarnessError]:
+        """The oracle's programs run before all are built at once, so that all are as old in their cells."""
+        for process in processes:
+            if process.role == "program" and process.mode.endswith("_oracle"):
+                self._record(process, RECORDED_S if not self.session.rehearsal else 1.0)
+        return super()._build(processes, first_ahead)
 
     def _cell(self, cell: Cell, processes: Sequence[Place]) -> dict[str, Any]:
         """One cell of programs that are built and paused."""
         self.settle_s = STEADY_S if self.name == "steady" and not self.session.rehearsal else 0.0
-        if PREDICTED.get(cell.arm, ("", ""))[1] == "oracle":
-            self._record(processes[0], RECORDED_S if not self.session.rehearsal else 1.0)
         try:
             return super()._cell(cell, processes)
         finally:
@@ -113,7 +118,10 @@ class AblationRunner(Runner):
                 self.fleet.retire(processes[0])
 
     def _record(self, process: Place, seconds: float) -> None:
-        """Runs a program, lets it write its predictor's state, and builds it anew."""
+        """Runs a program, and lets it write its predictor's state."""
+        if any(state_of(self.fleet, process).glob("*.state")):
+            return
+        self.fleet.build(process)()
         self.fleet.ask(process, "start")
         time.sleep(seconds)
         self.fleet.ask(process, "pause")
@@ -126,7 +134,6 @@ class AblationRunner(Runner):
         if not any(state_of(self.fleet, process).glob("*.state")):
             raise HarnessError(f"{process.name} has left no predictor's state")
         self.fleet.retire(process, grace_s=0.0)
-        self.fleet.build(process)()
 
 
 def constant_model() -> str:
