@@ -88,7 +88,7 @@ class Fleet:
         self._prepared: dict[Place, Child] = {}
         self._running: dict[Place, Child] = {}
         self._leaving: list[threading.Thread] = []
-        self._mps: mps.Membership | None = None
+        self._mps: dict[str, mps.Membership] = {}
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.scratch = Path(tempfile.mkdtemp(prefix="cudasched-breadth-", dir=shared))
 
@@ -100,8 +100,8 @@ class Fleet:
             child.stop(grace_s=0.0)
         for thread in self._leaving:
             thread.join()
-        if self._mps:
-            self._mps.leave()
+        for membership in self._mps.values():
+            membership.leave()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def prepare(self, places: Iterable[Place]) -> None:
@@ -130,7 +130,7 @@ class Fleet:
 
         def wait() -> dict[str, Any]:
             ready = child.answer(self.start_timeout_s, "ready")
-            if self.modes[place.mode].mps and self._mps and not self._mps.server_runs():
+            if (membership := self._membership(place)) and not membership.server_runs():
                 raise HarnessError(f"worker [{child.name}] runs, but no MPS server does: MPS does not work here")
             return ready
 
@@ -222,6 +222,20 @@ class Fleet:
             return program
         return SIMULATED_PROGRAMS[self.programs.index(program) % len(SIMULATED_PROGRAMS)]
 
+    def _membership(self, place: Place) -> mps.Membership | None:
+        """Of the MPS that a process uses: its mode's, or that of all bare ones. Without MPS None.
+
+        Held here, too, so that a daemon does not end and start again between two programs.
+        """
+        mode = self.modes[place.mode]
+        name = place.mode if mode.managed else "bare"
+        if mode.mps and name not in self._mps:
+            try:
+                self._mps[name] = mps.join(self.scratch / name, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            except mps.MpsError as error:
+                raise HarnessError(str(error)) from error
+        return self._mps.get(name) if mode.mps else None
+
     def _environment(self, place: Place) -> dict[str, str]:
         mode = self.modes[place.mode]
         environment = self.backend.environment(hooked=mode.managed)
@@ -231,18 +245,13 @@ class Fleet:
         environment["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         environment.update(mode.environment)
         table = self.scratch / place.mode
-        if mode.mps and self._mps is None:
-            # Held here too, so that the daemon does not end and start again between two programs.
-            try:
-                self._mps = mps.join(table, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            except mps.MpsError as error:
-                raise HarnessError(str(error)) from error
+        membership = self._membership(place)
         if mode.managed:
             table.mkdir(mode=0o700, exist_ok=True)
             environment["CUDASCHED_RUN_DIR"] = str(table)
             environment["CUDASCHED_NAME"] = f"{place.name} {place.mode}"[:63]
-        elif self._mps and mode.mps:
-            environment.update(self._mps.environment)
+        elif membership:
+            environment.update(membership.environment)
             if place.role == "program":
                 environment.update(mode.program)
         return environment
