@@ -82,7 +82,8 @@ class Program:
 
     def __init__(self, session: Session) -> None:
         sources = [*sorted((CSRC / "memory").glob("*.cpp")), CSRC / "driver" / "driver.cpp", CSRC / "base" / "log.cpp"]
-        self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources)
+        options = ("-O0",) if session.rehearsal else ("-O2",)
+        self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources, options=options)
         self.environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDASCHED_OFF="1")
         if session.rehearsal:
             device = session.builds / "device"

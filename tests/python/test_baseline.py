@@ -521,8 +521,9 @@ def test_speed(gpu_baseline):
 
 
 def run_pytest(place: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *options, str(place)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=place)
+    others = [f"no:{name}" for name in ("cacheprovider", "xdist", "schemathesis", "hypothesispytest", "anyio")]
+    command = [sys.executable, "-m", "pytest", "-q", *(word for one in others for word in ("-p", one)), *options]
+    return subprocess.run([*command, str(place)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=place)
 
 
 def test_the_plugin_saves_checks_and_fails_what_got_slower(program: Path, tmp_path: Path) -> None:
