@@ -40,6 +40,8 @@ GRID = {
 }
 """Triton's longest delay in its queue, us, and its preferred size of a batch, 0 for none."""
 OURS = "cudasched"
+#: Of our server: processes that carry the protocol.
+FRONTS = 4
 
 _MODELS = f"""
 from benchmarks.inference.models import MODELS, SIZES, make
@@ -158,10 +160,10 @@ def _served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
     return in_time / offered, [each for load in loads.values() for each in load["latency_ms"]]
 
 
-def _server(arm: str, directory: Path) -> AbstractContextManager[Serving]:
+def _server(arm: str, directory: Path, fronts: int) -> AbstractContextManager[Serving]:
     environment = {"PYTHONPATH": str(ROOT)}
     if arm == OURS:
-        return cudasched(directory, _MODELS, environment)
+        return cudasched(directory, _MODELS, environment, fronts)
     return triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"})
 
 
@@ -181,7 +183,9 @@ def measure(arm: str, session: Session) -> Found:
     directory = session.builds / arm
     directory.mkdir()
     with ExitStack() as stack:
-        callers = Callers(stack.enter_context(_server(arm, directory)), directory, stack)
+        callers = Callers(
+            stack.enter_context(_server(arm, directory, 1 if session.rehearsal else FRONTS)), directory, stack
+        )
         callers.offer(RATES[0], 1.0, 1.0)  # warms up
 
         def in_time(rate: int, kind: str) -> bool:
@@ -239,8 +243,7 @@ GOODPUT = Benchmark(
     settings={"seconds": (2.5, 0.4)},
     limits=dict.fromkeys(
         [f"goodput_of_triton_{kind}" for kind in BURSTS],
-        "one interpreter decodes, batches and answers the requests of all models; Triton's front is C++, and each "
-        "model has a process of its own",
+        "one interpreter batches and runs the requests of all models; each model of Triton's has a process of its own",
     ),
     results="inference",
     merge=merge,

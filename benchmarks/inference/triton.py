@@ -143,12 +143,12 @@ def triton(
 
 @contextmanager
 def cudasched(
-    directory: Path, models: str = _MODELS, environment: Mapping[str, str] | None = None
+    directory: Path, models: str = _MODELS, environment: Mapping[str, str] | None = None, fronts: int = 0
 ) -> Iterator[Serving]:
     """`cudasched models serve` with a file of models. Raises HarnessError where it does not start."""
     (directory / "models.py").write_text(models)
     command = [sys.executable, "-m", "cudasched", "models", "serve", str(directory / "models.py")]
-    command += ["--port", "0", "--grpc-port", "0", "--token-file", str(directory / "token")]
+    command += ["--port", "0", "--grpc-port", "0", "--token-file", str(directory / "token"), "--fronts", str(fronts)]
     running = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     try:

@@ -27,7 +27,7 @@ pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 rpc = pytest.importorskip("grpc")
 
-from cudasched.inference._kserve import decoded  # noqa: E402
+from cudasched.inference._kserve import Models, decoded  # noqa: E402
 from cudasched.inference._kserve_grpc import RPC  # noqa: E402
 from cudasched.inference._kserve_http import application  # noqa: E402
 
@@ -56,7 +56,7 @@ def ask(models: dict[str, Batcher], *requests: tuple[str, object]) -> list[tuple
         return answer.status_code, answer.json()
 
     async def everyone() -> list[tuple[int, Any]]:
-        transport = httpx.ASGITransport(app=application(models))
+        transport = httpx.ASGITransport(app=application(Models(models)))
         async with httpx.AsyncClient(transport=transport, base_url="http://models") as client:
             return await asyncio.gather(*(one(client, path, body) for path, body in requests))
 
@@ -157,7 +157,7 @@ def test_bodies_that_are_wrong(models: dict[str, Batcher], headers: dict[str, st
     body = (json.dumps({"inputs": [tensor([[1.0, 2.0]])]}).ljust(119) + "abc").encode()
 
     async def post() -> Any:
-        transport = httpx.ASGITransport(app=application(models))
+        transport = httpx.ASGITransport(app=application(Models(models)))
         async with httpx.AsyncClient(transport=transport, base_url="http://models") as client:
             return await client.post("/v2/models/double/infer", content=body, headers=headers)
 
@@ -208,7 +208,7 @@ def test_a_model_needs_an_example_of_arrays(example: Any) -> None:
         Batcher(lambda inputs: inputs, slo_ms=None, example=example) as batcher,
         pytest.raises(ConfigError, match="the model 'm' needs an example of arrays"),
     ):
-        application({"m": batcher})
+        Models({"m": batcher})
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1, [2, 3]], np.datetime64("2026-01-01")])
@@ -217,7 +217,7 @@ def test_a_model_answers_with_arrays(answer: Any) -> None:
         Batcher(lambda inputs: [answer for _ in inputs], slo_ms=None, example=ONE) as batcher,
         pytest.raises(ConfigError, match=r"the model 'm' answers .*: arrays are needed"),
     ):
-        application({"m": batcher})
+        Models({"m": batcher})
 
 
 @pytest.mark.parametrize("later", [None, np.zeros(3), "text"], ids=["none", "shape", "strings"])

@@ -22,6 +22,7 @@ for needed in ("fastapi", "uvicorn", "grpc", "tritonclient", "geventhttpclient")
     if importlib.util.find_spec(needed) is None:  # looked for alone: gevent is not loaded for other tests
         pytest.skip(f"needs {needed}", allow_module_level=True)
 
+from cudasched.inference._kserve import Models  # noqa: E402
 from cudasched.inference._kserve_grpc import RPC, grpc_server  # noqa: E402
 from cudasched.inference._kserve_http import PUBLIC, application  # noqa: E402
 from cudasched.serve._guard import Limits  # noqa: E402
@@ -98,8 +99,8 @@ def serving() -> Iterator[Serving]:
         }
         batchers = {name: stack.enter_context(batcher) for name, batcher in made.items()}
         limits = Limits(body_bytes=1 << 20, per_s=1e6, burst=1_000_000)
-        grpc = partial(grpc_server, batchers)
-        server = Server(application(batchers), TOKEN, public=PUBLIC, grpc=grpc, grpc_port=0, limits=limits)
+        grpc = partial(grpc_server, Models(batchers))
+        server = Server(application(Models(batchers)), TOKEN, public=PUBLIC, grpc=grpc, grpc_port=0, limits=limits)
         running = threading.Thread(target=server.run)
         running.start()
         stack.callback(running.join, PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import signal
 import sys
 import traceback
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ def serve(
     insecure: Insecure = False,
     allowed_host: AllowedHost = None,
     max_mib: Annotated[int, typer.Option(min=1, max=1024, help="The largest request, in MiB.")] = 16,
+    fronts: Annotated[int, typer.Option(min=0, max=64, help="Processes that carry the protocol; 0: this one.")] = 0,
 ) -> int:
     """Serve the models of a file by the open inference protocol (KServe v2), until Ctrl-C or SIGTERM."""
     check(host, tls_cert, tls_key, insecure)
@@ -49,6 +51,8 @@ def serve(
     except ImportError:
         raise ConfigError("a server of models needs NumPy: pip install 'cudasched[serve]'") from None
     from cudasched.inference import Batcher
+    from cudasched.inference._fronts import Fronts, Options
+    from cudasched.inference._kserve import Models
     from cudasched.inference._kserve_grpc import grpc_server
     from cudasched.serve._guard import Limits
     from cudasched.serve._secret import state_directory, token_from
@@ -69,24 +73,34 @@ def serve(
     if not isinstance(models, dict) or not models or not all(isinstance(each, Batcher) for each in models.values()):
         raise ConfigError(f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}')
     token_path = token_file or state_directory() / "serve.token"
+    token, names, body_bytes = token_from(token_path), tuple(allowed_host or ()), max_mib << 20
     with ExitStack() as batchers:
         for batcher in models.values():
             batchers.enter_context(batcher)
-        server = Server(
-            application(models),
-            token_from(token_path),
-            public=PUBLIC,
-            grpc=partial(grpc_server, models),
-            host=host,
-            port=port,
-            grpc_port=grpc_port,
-            certificate=tls_cert,
-            key=tls_key,
-            allowed_hosts=tuple(allowed_host or ()),
-            limits=Limits(body_bytes=max_mib << 20, per_s=math.inf),
-        )
-        shown = f"[{host}]" if ":" in host else host
-        print(f"cudasched: {server.scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)
+        offered = Models(models)
+        server: Server | Fronts
+        if fronts:
+            options = Options(host, port, grpc_port, token_path, tls_cert, tls_key, names, body_bytes)
+            server = Fronts(offered, fronts, options)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: server.stop())
+            server.start()
+        else:
+            server = Server(
+                application(offered),
+                token,
+                public=PUBLIC,
+                grpc=partial(grpc_server, offered),
+                host=host,
+                port=port,
+                grpc_port=grpc_port,
+                certificate=tls_cert,
+                key=tls_key,
+                allowed_hosts=names,
+                limits=Limits(body_bytes=body_bytes, per_s=math.inf),
+            )
+        shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls_cert else "http"
+        print(f"cudasched: {scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)
         if server.grpc_port is not None:
             print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
         print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cudasched.inference._batcher import Batcher
 from cudasched.inference._errors import InputError
 from cudasched.inference._kserve import VERSION, Asked, Models, check, datatype, decoded, raw, refusal
 from cudasched.serve._guard import Callers
@@ -115,22 +114,23 @@ def _refusal(error: Exception) -> tuple[str, str] | None:
 
 
 def grpc_server(
-    batchers: Mapping[str, Batcher],
+    models: Models,
     callers: Callers,
     host: str,
     port: int,
     pem: tuple[bytes, bytes] | None,
     connections: int,
+    shared: bool = False,
 ) -> tuple[Any, int]:
     """A server of the models that listens, and is to be started; its port. Arguments and errors as of `Rpc.server`.
 
     Args:
-        batchers: As of `Models`.
+        models: Those of this process, or of another one.
         callers: See there.
         host: See there.
         port: See there.
         pem: See there.
         connections: See there.
+        shared: See there.
     """
-    operations = _Operations(Models(batchers))
-    return RPC.server(operations, _refusal, callers, host, port, pem, connections, _WORKERS)
+    return RPC.server(_Operations(models), _refusal, callers, host, port, pem, connections, shared, _WORKERS)

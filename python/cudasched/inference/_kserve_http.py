@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cudasched.errors import Error
-from cudasched.inference._batcher import Batcher, awaited
+from cudasched.inference._batcher import awaited
 from cudasched.inference._errors import InputError, UseError
 from cudasched.inference._kserve import VERSION, Asked, Models, check, datatype, decoded, numbers, raw, refusal
 from cudasched.serve._guard import Application, Receive, Scope, Send
@@ -54,13 +54,12 @@ class _Infer(BaseModel):
     outputs: list[_Output] = Field(default_factory=list)
 
 
-def application(batchers: Mapping[str, Batcher]) -> Application:
-    """The application, without its guard. Argument and errors as of `Models`.
+def application(models: Models) -> Application:
+    """The application, without its guard.
 
     Args:
-        batchers: See there.
+        models: Those of this process, or of another one.
     """
-    models = Models(batchers)
 
     async def server(_: Request) -> Any:
         return models.server()

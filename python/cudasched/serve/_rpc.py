@@ -114,6 +114,7 @@ class Rpc:
         port: int,
         pem: tuple[bytes, bytes] | None,
         connections: int,
+        shared: bool = False,
         workers: int = 8,
     ) -> tuple[Any, int]:
         """A server that listens, and is to be started; its port.
@@ -127,6 +128,7 @@ class Rpc:
             pem: Key and certificate, for TLS.
             connections: So many at once; those that say nothing end after ten seconds, those without a call after a
                 minute.
+            shared: Other processes listen at the same port.
             workers: So many calls are answered at once, and three times as many wait.
 
         Raises:
@@ -186,7 +188,7 @@ class Rpc:
             options=[
                 ("grpc.max_receive_message_length", callers.limits.body_bytes),
                 ("grpc.max_metadata_size", _HEADER_BYTES),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shared)),
                 ("grpc.keepalive_permit_without_calls", 0),
                 ("grpc.max_allowed_incoming_connections", connections),
                 ("grpc.server_handshake_timeout_ms", int(1e3 * _HANDSHAKE_S)),

@@ -32,7 +32,7 @@ from cudasched.observe.prometheus import _why
 from cudasched.serve import _admission
 from cudasched.serve._guard import Application, Callers, Guard, Limits, Receive, Scope, Send, hosts_of
 
-__all__ = ["Server", "is_loopback"]
+__all__ = ["Server", "is_loopback", "reserved"]
 
 _HEAD_S = 10.0
 _HEAD_BYTES = 16 * 1024
@@ -186,17 +186,30 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> _Listening:
+def _bound(host: str, port: int, shared: bool) -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
+    bound = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except (OSError, OverflowError) as error:
-        listening.close()
+        bound.close()
         raise ConfigError(_why(host, port, error)) from None
-    return listening
+    return bound
+
+
+def reserved(host: str, port: int) -> socket.socket:
+    """A socket by which a port is this user's, and at which processes of this user may listen together.
+
+    Args:
+        host: The address.
+        port: 0: any that is free.
+
+    Raises:
+        ConfigError: The address cannot be had: the message says why. Another program may listen there, or reserve it.
+    """
+    _bound(host, port, shared=False).close()  # two programs do not share a port by mistake
+    return _bound(host, port, shared=True)
 
 
 def _with_admission(
@@ -230,6 +243,7 @@ class Server:
         allowed_hosts: Further names of this server.
         limits: A caller's limits.
         admission: Kubernetes's admission webhook, an ASGI application; None: there is none.
+        shared: Other processes listen at the same port, which is `reserved`.
 
     Raises:
         ConfigError: The address cannot be had, or certificate and key are none: the message says why.
@@ -251,8 +265,10 @@ class Server:
         allowed_hosts: tuple[str, ...] = (),
         limits: Limits | None = None,
         admission: Any = None,
+        shared: bool = False,
     ) -> None:
-        self._socket = _listen(host, port)
+        self._socket = _bound(host, port, shared)
+        self._socket.listen(_BACKLOG)
         self.port = int(self._socket.getsockname()[1])
         self.scheme = "https" if certificate else "http"
         tls: dict[str, Any] = {}

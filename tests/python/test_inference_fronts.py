@@ -1,0 +1,274 @@
+"""Fronts: requests of other processes reach the batchers, and each end outlives the other as it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cudasched.inference import Batcher, DeadlineError, InputError, RunError, UseError
+from support import PATIENCE_S, Run
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+rpc = pytest.importorskip("grpc")
+
+from cudasched.inference._fronts import RemoteModels, _Served  # noqa: E402
+from cudasched.inference._kserve import Asked, Models  # noqa: E402
+from cudasched.inference._kserve_grpc import RPC  # noqa: E402
+
+# ---- both ends in one process
+
+
+class Model:
+    """Doubles, fails for -1, gives no array for -2, and runs only while it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        self.may.set()
+        self.seen: list[float] = []
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        assert self.may.wait(PATIENCE_S)
+        self.seen += [float(x) for x in inputs]
+        if any(x == -1 for x in inputs):
+            raise ValueError("no")
+        return [threading if x == -2 else 2 * x for x in inputs]
+
+
+@dataclass
+class Both:
+    model: Model
+    batcher: Batcher
+    remote: RemoteModels
+    front: socket.socket
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    model = Model()
+    one, other = socket.socketpair()
+    kept = socket.fromfd(one.fileno(), one.family, one.type)
+    with Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), max_queue=1000) as batcher:
+        served = _Served(Models({"m": batcher}), Connection(other.detach()), lambda problem: None)
+        remote = RemoteModels(Connection(one.detach()))
+        reading = [threading.Thread(target=each.read) for each in (served, remote)]
+        for thread in reading:
+            thread.start()
+        yield Both(model, batcher, remote, kept)
+        model.may.set()
+        kept.shutdown(socket.SHUT_RDWR)
+        for thread in reading:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        kept.close()
+
+
+def asked(*values: float, **parameters: float) -> Asked:
+    return Asked("m", "", [("input", np.array(values, float))], (), parameters)
+
+
+def answer(both: Both, request: Asked) -> Any:
+    (answer,) = both.remote.submit(request)
+    return both.remote.outputs(request, [answer.result(PATIENCE_S)])["output_0"].tolist()
+
+
+def test_each_of_many_requests_gets_its_own_answer(both: Both) -> None:
+    requests = [asked(*range(first, first + 1 + first % 3)) for first in range(1, 300)]
+    answers = [both.remote.submit(request)[0] for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        ((_, inputs),) = request.inputs
+        assert (answer.result(PATIENCE_S)["output_0"] == 2 * inputs).all()
+
+
+def test_questions_are_answered_by_the_other_process(both: Both) -> None:
+    both.remote.known("m", "1")
+    assert both.remote.server()["name"] == "cudasched" and both.remote.index()[0]["name"] == "m"
+    assert both.remote.metadata("m", "")["inputs"][0]["shape"] == [-1]
+    assert answer(both, asked(3)) == [6]
+    assert both.remote.statistics("", "")[0]["inference_stats"]["success"]["count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "said"),
+    [
+        (Asked("m", "", [("other", np.zeros(1))]), InputError, "the inputs are input"),
+        (asked(1, 2, -1), RunError, "ValueError"),
+        (asked(-2), RunError, "numbers or strings of one shape are needed"),
+        (asked(1, timeout=float("nan")), InputError, "a number is needed"),
+        (Asked("none", "", []), Exception, "no model is named 'none'; there are m"),
+    ],
+)
+def test_errors_are_of_the_same_class_on_both_sides(
+    both: Both, request_: Asked, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        answer(both, request_)
+    if request_.model == "none":
+        with pytest.raises(error, match=said):
+            both.remote.known("none")
+    assert answer(both, asked(1)) == [2]
+
+
+def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:
+    both.model.may.clear()
+    (first,) = both.remote.submit(asked(1))
+    wait_for(lambda: both.batcher.statistics().running == 1)
+    (second,) = both.remote.submit(asked(5, 6))
+    (late,) = both.remote.submit(asked(7, timeout=1))
+    wait_for(lambda: both.batcher.statistics().submitted == 4)
+    assert second.cancel()
+    wait_for(lambda: both.batcher.statistics().cancelled == 2)
+    time.sleep(0.01)  # the third one's time in the queue
+    both.model.may.set()
+    assert first.result(PATIENCE_S)["output_0"] == [2]
+    with pytest.raises(DeadlineError):
+        late.result(PATIENCE_S)
+    with pytest.raises(CancelledError):
+        second.result()
+    assert answer(both, asked(9)) == [18] and not {5.0, 6.0, 7.0} & {*both.model.seen}
+
+
+def test_a_front_that_is_gone_has_its_requests_cancelled(both: Both) -> None:
+    both.model.may.clear()
+    (first,) = both.remote.submit(asked(1))
+    wait_for(lambda: both.batcher.statistics().running == 1)
+    (second,) = both.remote.submit(asked(5))
+    wait_for(lambda: both.batcher.statistics().submitted == 2)
+    both.front.shutdown(socket.SHUT_RDWR)
+    for each in (first, second):
+        with pytest.raises(UseError, match="the process of the models is gone"):
+            each.result(PATIENCE_S)
+    wait_for(lambda: both.batcher.statistics().cancelled == 1)
+    with pytest.raises(UseError, match="the process of the models is gone"):
+        both.remote.submit(asked(1))
+
+
+def wait_for(reached: Any) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+# ---- the command
+
+MODELS = """
+import os, numpy
+from cudasched.inference import Batcher
+
+models = {"double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None, example=numpy.zeros(2))}
+"""
+
+
+class Command:
+    """`cudasched models serve` with fronts, and clients of it."""
+
+    def __init__(self, command: str, *options: str) -> None:
+        Path("models.py").write_text(MODELS)
+        arguments = [
+            command,
+            "models",
+            "serve",
+            "models.py",
+            "--port",
+            "0",
+            "--grpc-port",
+            "0",
+            "--token-file",
+            "token",
+        ]
+        self.process = subprocess.Popen([*arguments, *options], stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr
+        self.stderr = self.process.stderr
+        lines = [self.stderr.readline() for _ in range(3)]
+        url = re.fullmatch(r"cudasched: (http://127\.0\.0\.1:(\d+)/v2/models/)\{double\}\n", lines[0])
+        grpc = re.fullmatch(r"cudasched: gRPC at (127\.0\.0\.1:\d+)\n", lines[1])
+        assert url and grpc, lines
+        self.url, self.port, self.grpc = url[1], url[2], grpc[1]
+        self.token = Path("token").read_text().strip()
+
+    def fronts(self) -> list[int]:
+        pid = self.process.pid
+        found = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+        return [int(child) for child in " ".join(found).split()]
+
+    def post(self, *values: float) -> list[float]:
+        tensor = {"name": "input", "shape": [1, 2], "datatype": "FP64", "data": values}
+        request = urllib.request.Request(f"{self.url}double/infer", json.dumps({"inputs": [tensor]}).encode())
+        request.add_header("authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            data: list[float] = json.load(answer)["outputs"][0]["data"]
+        return data
+
+    def call(self) -> bool:
+        with rpc.insecure_channel(self.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            ready = RPC.messages["ModelReadyRequest"](name="double")
+            given = [("authorization", f"Bearer {self.token}")]
+            answer = RPC.stub(channel).ModelReady(ready, metadata=given, timeout=PATIENCE_S, wait_for_ready=True)
+        return bool(answer.ready)
+
+
+@pytest.fixture
+def serving(command: str, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        running = Command(command, "--fronts", "2")
+        stack.callback(running.process.wait)
+        stack.callback(running.process.kill)
+        yield running
+    running.stderr.close()
+
+
+def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Command, cudasched: Run) -> None:
+    first = serving.fronts()
+    assert len(first) == 2
+    assert all(serving.post(number, 1) == [2 * number, 2] and serving.call() for number in range(8))
+    taken = cudasched("models", "serve", "models.py", "--port", serving.port, "--fronts", "1")
+    assert taken.returncode != 0 and f"port {serving.port} is in use by another program" in taken.stderr
+    os.kill(first[0], signal.SIGKILL)
+    assert "a front of the models ended by itself; another takes its place" in serving.stderr.readline()
+
+    def answers() -> bool:
+        try:
+            return serving.post(3, 4) == [6, 8] and len({*serving.fronts()} - {*first}) == 1
+        except (urllib.error.URLError, ConnectionError):  # its connections, until the port is the other's alone
+            return False
+
+    wait_for(answers)
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.process.wait(PATIENCE_S) == 0
+    assert serving.stderr.read() == ""
+
+
+def test_fronts_end_with_the_process_of_the_models(serving: Command) -> None:
+    fronts = serving.fronts()
+    serving.process.kill()
+    wait_for(lambda: not any(Path(f"/proc/{front}/cmdline").exists() for front in fronts))
+
+
+def test_a_front_that_cannot_listen_says_why(
+    cudasched: Run, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(MODELS)
+    Path("none.pem").write_text("none")
+    tls = ["--tls-cert", "none.pem", "--tls-key", "none.pem"]
+    done = cudasched("models", "serve", "models.py", "--port", "0", "--fronts", "3", *tls)
+    assert done.returncode != 0 and done.stderr.count("are no certificate and key") == 1, done.stderr
