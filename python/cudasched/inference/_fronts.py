@@ -354,7 +354,11 @@ class Fronts:
         own, other = socket.socketpair()
         with other:
             command = [sys.executable, "-m", __name__, str(other.fileno())]
-            process = self._processes[place] = subprocess.Popen(command, pass_fds=[other.fileno()])
+            try:
+                process = self._processes[place] = subprocess.Popen(command, pass_fds=[other.fileno()])
+            except OSError as error:
+                own.close()
+                return self._fail(f"a front of the models cannot be started: {error}")
         connection = Connection(own.detach())
         try:
             if self._ended.is_set():  # meanwhile
