@@ -9,8 +9,8 @@ A figure in a sentence is a span (spans.py).
 
 `table:NAME` is benchmarks/results/NAME.json. Of programs beside servers, `table:NAME:SERVER` has a line a program
 beside one server, `every` is that for each, and `summary` a short form; `table:kernels:PART` is those of kernels, of
-the device (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor:KIND` is
-one kind of the rows of predictor.json (speed, accuracy or coverage). With `table:NAME if measured` a missing file is
+the device (queues, graphs) or of the tuner, with their plot where docs/images has PART.png; `table:predictor` has
+the engines of predictor.json. With `table:NAME if measured` a missing file is
 no error but a line that says so. `--pictures` draws those of README and docs anew.
 """
 
@@ -34,8 +34,6 @@ from benchmarks.results.schema import (
     ColocationRow,
     Meta,
     OverheadRow,
-    PredictorAccuracyRow,
-    PredictorCoverageRow,
     PredictorSpeedRow,
     Results,
     load,
@@ -143,8 +141,8 @@ def table_of(results: Results, kind: str | None = None) -> str:
     if is_preempt(results) or (results.colocations and kind):
         table = every_table(results) if kind == "every" else preempt_table(results, kind)
         return f"{table}\n{origin(results.meta)}\n"
-    if kind is not None or results.meta_by_kind:
-        return predictor_tables(results, kind)
+    if any(isinstance(row, PredictorSpeedRow) for row in results.rows):
+        return speed_table(results)
     if any(isinstance(row, OverheadRow) for row in results.rows):
         return f"{overhead_table(results)}\n{origin(results.meta)}\n"
     return f"{colocation_table(results)}\n{origin(results.meta)}\n"
@@ -239,25 +237,6 @@ def core_table(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
-def predictor_tables(results: Results, kind: str | None) -> str:
-    """The tables of predictor.json, or the one of `kind`.
-
-    Raises:
-        ValueError: There are no rows of that kind.
-    """
-    makers = {"speed": speed_table, "accuracy": accuracy_table, "coverage": coverage_table}
-    made = []
-    for name in makers if kind is None else [kind]:
-        table = makers[name](results) if name in makers else ""
-        if not table and kind is not None:
-            raise ValueError(f"there are no rows of kind '{kind}'")
-        if table:
-            cpu = next((row.cpu for row in results.rows if isinstance(row, PredictorSpeedRow)), None)
-            meta = results.meta_by_kind.get(name, results.meta)
-            made.append(f"{table}\n{origin(meta, cpu if name == 'speed' else None)}\n")
-    return "\n".join(made)
-
-
 #: What an engine's row in predictor.json is called in a table.
 ENGINES = {
     "cudasched": "cudasched, trees",
@@ -272,62 +251,12 @@ ENGINES = {
 
 
 def speed_table(results: Results) -> str:
-    """A line for each engine; nothing where none was timed."""
+    """A line for each engine, and the processor that all of them ran on."""
     rows = [row for row in results.rows if isinstance(row, PredictorSpeedRow)]
     lines = ["| engine | by | median ns a row |", "|---|---|---|"]
     lines += [f"| {ENGINES[row.engine]} | {row.isa} | {row.ns_per_row_median:,.0f} |" for row in rows]
-    return "\n".join(lines) + "\n" if rows else ""
-
-
-def accuracy_table(results: Results) -> str:
-    """A line for each model over all launches, then one for each operation family; nothing where there are no rows."""
-    rows = [row for row in results.rows if isinstance(row, PredictorAccuracyRow)]
-    splits = {"repeat": "exact repeats", "new_shape": "new shapes", "unseen_kernel": "unseen kernels"}
-    tables = []
-    for title, these in (
-        ("model", [row for row in rows if row.scope == "all"]),
-        ("family", [row for row in rows if row.scope != "all"]),
-    ):
-        lines = [
-            f"| {title} | {' | '.join(f'{name}: MdAPE / MAPE (n)' for name in splits.values())} |",
-            f"|---|{'---|' * len(splits)}",
-        ]
-        for key in dict.fromkeys((row.scope, row.model, row.corrected) for row in these):
-            scope, model, corrected = key
-            own: dict[str, PredictorAccuracyRow] = {
-                row.split: row for row in these if (row.scope, row.model, row.corrected) == key
-            }
-            name = f"{model}, corrected" if corrected else model
-            name = name if scope == "all" else scope if name == "ours" else f"{scope} ({name})"
-            cells = [_accuracy_cell(own[split]) if split in own else "" for split in splits]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        if these:
-            tables.append("\n".join(lines) + "\n")
-    return "\n".join(tables)
-
-
-def coverage_table(results: Results) -> str:
-    """A column for each tenth of the predicted durations; nothing where there are no rows."""
-    rows = sorted((row for row in results.rows if isinstance(row, PredictorCoverageRow)), key=lambda row: row.decile)
-    if not rows:
-        return ""
-    lines = [
-        f"| decile of predicted duration | {' | '.join(str(row.decile) for row in rows)} |",
-        f"|---|{'---|' * len(rows)}",
-        f"| bound held | {' | '.join(f'{row.coverage:.1%}' for row in rows)} |",
-    ]
-    if any(row.low is not None for row in rows):
-        lines.append(f"| 95% interval | {' | '.join(_interval(row) for row in rows)} |")
-    lines.append(f"| launches | {' | '.join(f'{row.n:,}' for row in rows)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _interval(row: PredictorCoverageRow) -> str:
-    return f"{row.low:.1%} to {row.high:.1%}" if row.low is not None and row.high is not None else ""
-
-
-def _accuracy_cell(row: PredictorAccuracyRow) -> str:
-    return f"{row.mdape:.1%} / {row.mape:.1%} ({row.n:,})"
+    meta = results.meta_by_kind.get("speed", results.meta)
+    return "\n".join(lines) + f"\n\n{origin(meta, rows[0].cpu)}\n"
 
 
 def _scene(row: ColocationRow) -> tuple[str, str, str, float]:
