@@ -133,13 +133,9 @@ class Runner:
             planned += [Cell.busy(name) for name in server.split("+")]
         return self.cells.missing(planned)
 
-    def arms_of(self, scene: str) -> Sequence[str]:
-        """The arms of a scene."""
-        return self.scenes[scene].arms
-
     def turns_of(self, scene: str) -> list[list[str]]:
         """The arms of a scene that are measured together."""
-        known = self.arms_of(scene)
+        known = self.scenes[scene].arms
         asked = [arm for arm in self.options.arms.split(",") if arm]
         if unknown := [arm for arm in asked if arm not in self.arms]:
             raise HarnessError(f"--arms: {', '.join(unknown)}; there are {', '.join(known)}")

@@ -3,7 +3,7 @@
 Servers are started once and kept. `--scene` takes several by commas:
 
     main       12 programs beside 3 servers; `run main` is this scene alone, with results of its own
-    eager      host-bound servers; `--lengths` adds arms `slices_N` with time slices of N us
+    eager      host-bound servers
     eager_mps  the same with the policy `harvest`, in two processes and under MPS
     outside    the server is another user's, with a root, /tmp and /dev/shm of its own; `slices_inside` is as in main
     several    two best-effort programs beside a server, and one beside two servers
@@ -35,7 +35,7 @@ from benchmarks.graphs.loads import LOADS
 from benchmarks.lab.fleet import Fleet, Mode, Place
 from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Session, report
+from benchmarks.lab.session import report
 from benchmarks.preempt.programs import LIBRARIES, PROGRAMS, RUNNABLE
 from benchmarks.preempt.summary import arms_of, every_table, figures, results
 from benchmarks.results.schema import Results
@@ -235,17 +235,8 @@ class PreemptRunner(Runner):
 
     known = RUNNABLE
     scenes: Mapping[str, Scene] = SCENES
+    arms = arms_of(arm for scene in SCENES.values() for arm in scene.arms + scene.optional)
     fleet_type: type[Fleet] = PreemptFleet
-
-    def __init__(self, session: Session, fleet: Fleet) -> None:
-        lengths = [length for length in session.options.lengths.split(",") if length]
-        if not all(length.isdigit() for length in lengths):
-            raise HarnessError(f"--lengths: us, by commas, not {session.options.lengths}")
-        own = {f"slices_{us}": Mode(environment={"CUDASCHED_TIME_SLICE_US": us}) for us in lengths}
-        self.lengths = list(own)
-        fleet.modes = {**fleet.modes, **own}
-        self.arms = arms_of([*(arm for scene in SCENES.values() for arm in scene.arms + scene.optional), *self.lengths])
-        super().__init__(session, fleet)
 
     def rate_hz(self, server: str) -> float:
         """Requests a second of a server."""
@@ -264,10 +255,6 @@ class PreemptRunner(Runner):
             self.options.requests * SPARE / min(rates_hz, default=self.options.rate), 2
         )
 
-    def arms_of(self, scene: str) -> Sequence[str]:
-        """With time slices of certain lengths beside eager servers."""
-        return [*SCENES[scene].arms, *self.lengths] if scene == "eager" else SCENES[scene].arms
-
     def early_s(self, cell: Cell) -> float:
         """Where both know of one another, seconds are needed to know requests with many launches, and to cut graphs."""
         both = any(self.fleet.modes[server.mode].managed for server in self._servers(cell))
@@ -282,10 +269,6 @@ class PreemptRunner(Runner):
             self.fleet.ask(processes[0], "pause")
             result["building"] = while_building(self, cell, processes[0], servers[0])
         return result
-
-    def _servers(self, cell: Cell) -> list[Place]:
-        found = super()._servers(cell)
-        return [Place("server", place.name, "plain") for place in found] if cell.arm in self.lengths else found
 
 
 def written(cells: CellFile, out: Path, soak: Sequence[Path] = ()) -> None:
@@ -314,7 +297,6 @@ def preempt(about: str, groups: Iterable[str], **usual: object) -> Benchmark:
             "rate": RATE_HZ,
             "eager_rate": EAGER_RATE_HZ,
             "requests": REQUESTS,
-            "lengths": "",
             **usual,
         },
     )
