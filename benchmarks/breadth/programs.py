@@ -65,6 +65,15 @@ def batches(*tensors: Any, count: int = 4) -> Iterator[tuple[Any, ...]]:
     return itertools.cycle(shuffled)
 
 
+def learned(loss: Any, *optimizers: Any) -> Any:
+    """Learns from a step's loss, and returns it: it is still on the GPU."""
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.detach()
+
+
 def train_vision(model: Any, images: Any, targets: Any, loss_of: Callable[[Any, Any], Any], device: str) -> Steps:
     """Trains a torchvision model in bf16 with batches that are copied from the host."""
     import torch
@@ -76,17 +85,25 @@ def train_vision(model: Any, images: Any, targets: Any, loss_of: Callable[[Any, 
         wanted = wanted.to(device, non_blocking=True)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = loss_of(model(inputs), wanted)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
-def train_language(model: Any, inputs: dict[str, Any], device: str) -> Steps:
+def train_classifier(make: Callable[[], Any], tiny: bool, batch: int = 32) -> Steps:
+    """Trains a model that `make` builds to tell 1,000 kinds of images apart."""
+    import torch
+
+    device = torch_device()
+    batch, side = (2, 32) if tiny else (batch, 224)
+    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+    yield from train_vision(make(), images, labels, torch.nn.functional.cross_entropy, device)
+
+
+def train_language(make: Callable[[], Any], inputs: dict[str, Any], device: str) -> Steps:
     """Trains a transformers model, which computes its loss itself, in bf16 with batches copied from the host."""
     import torch
 
-    model = model.to(device).train()
+    with torch.device(device):
+        model = make().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device == "cuda")
     for values in batches(*inputs.values()):
         batch = {name: value.to(device, non_blocking=True) for name, value in zip(inputs, values, strict=True)}
@@ -101,15 +118,10 @@ def train_language(model: Any, inputs: dict[str, Any], device: str) -> Steps:
 
 def torchvision_resnet50(tiny: bool) -> Steps:
     """Classification by convolutions."""
-    import torch
     import torchvision
 
     yield
-    device = torch_device()
-    batch, side = (2, 32) if tiny else (32, 224)
-    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    model = torchvision.models.resnet50(weights=None)
-    yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
+    yield from train_classifier(lambda: torchvision.models.resnet50(weights=None), tiny)
 
 
 def torchvision_deeplabv3(tiny: bool) -> Steps:
@@ -148,40 +160,26 @@ def torchvision_retinanet(tiny: bool) -> Steps:
         corners = torch.tensor([[4.0, 4.0, side / 2, side / 2], [side / 4, side / 4, side - 4.0, side - 4.0]])
         targets = [{"boxes": corners.to(device), "labels": torch.tensor([1, 2], device=device)} for _ in inputs]
         loss = sum(model(inputs, targets).values())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def torchvision_vit(tiny: bool) -> Steps:
     """Classification by a vision transformer."""
-    import torch
     import torchvision
     from torchvision.models.vision_transformer import VisionTransformer
 
     yield
-    device = torch_device()
-    batch, side = (2, 32) if tiny else (32, 224)
-    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    if tiny:
-        model = VisionTransformer(side, 16, num_layers=2, num_heads=2, hidden_dim=64, mlp_dim=128)
-    else:
-        model = torchvision.models.vit_b_16(weights=None)
-    yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
+    small = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64, "mlp_dim": 128}
+    make = lambda: VisionTransformer(32, 16, **small) if tiny else torchvision.models.vit_b_16(weights=None)  # noqa: E731
+    yield from train_classifier(make, tiny)
 
 
 def torchvision_convnext(tiny: bool) -> Steps:
     """Classification by convolutions with large, depthwise kernels."""
-    import torch
     import torchvision
 
     yield
-    device = torch_device()
-    batch, side = (2, 32) if tiny else (16, 224)
-    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    model = torchvision.models.convnext_tiny(weights=None)
-    yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
+    yield from train_classifier(lambda: torchvision.models.convnext_tiny(weights=None), tiny, batch=16)
 
 
 def transformers_gpt2(tiny: bool) -> Steps:
@@ -193,9 +191,7 @@ def transformers_gpt2(tiny: bool) -> Steps:
     device = torch_device()
     config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512) if tiny else GPT2Config()
     ids = torch.randint(config.vocab_size, (2, 16) if tiny else (4, 256))
-    with torch.device(device):
-        model = GPT2LMHeadModel(config)
-    yield from train_language(model, {"input_ids": ids, "labels": ids}, device)
+    yield from train_language(lambda: GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}, device)
 
 
 def transformers_llama(tiny: bool) -> Steps:
@@ -215,9 +211,7 @@ def transformers_llama(tiny: bool) -> Steps:
         vocab_size=vocabulary,
     )
     ids = torch.randint(vocabulary, (2, 16) if tiny else (4, 512))
-    with torch.device(device):
-        model = LlamaForCausalLM(config)
-    yield from train_language(model, {"input_ids": ids, "labels": ids}, device)
+    yield from train_language(lambda: LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}, device)
 
 
 def transformers_t5(tiny: bool) -> Steps:
@@ -231,9 +225,7 @@ def transformers_t5(tiny: bool) -> Steps:
     config.decoder_start_token_id = 0
     shape = (2, 16) if tiny else (16, 256)
     ids, labels = torch.randint(config.vocab_size, shape), torch.randint(config.vocab_size, (shape[0], shape[1] // 2))
-    with torch.device(device):
-        model = T5ForConditionalGeneration(config)
-    yield from train_language(model, {"input_ids": ids, "labels": labels}, device)
+    yield from train_language(lambda: T5ForConditionalGeneration(config), {"input_ids": ids, "labels": labels}, device)
 
 
 def transformers_bert(tiny: bool) -> Steps:
@@ -249,9 +241,7 @@ def transformers_bert(tiny: bool) -> Steps:
             hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128, vocab_size=512
         )
     ids = torch.randint(config.vocab_size, (2, 16) if tiny else (16, 128))
-    with torch.device(device):
-        model = BertForMaskedLM(config)
-    yield from train_language(model, {"input_ids": ids, "labels": ids}, device)
+    yield from train_language(lambda: BertForMaskedLM(config), {"input_ids": ids, "labels": ids}, device)
 
 
 def transformers_whisper(tiny: bool) -> Steps:
@@ -276,9 +266,9 @@ def transformers_whisper(tiny: bool) -> Steps:
     batch = 2 if tiny else 8
     features = torch.randn(batch, config.num_mel_bins, 2 * config.max_source_positions)
     labels = torch.randint(config.vocab_size, (batch, 8 if tiny else 64))
-    with torch.device(device):
-        model = WhisperForConditionalGeneration(config)
-    yield from train_language(model, {"input_features": features, "labels": labels}, device)
+    yield from train_language(
+        lambda: WhisperForConditionalGeneration(config), {"input_features": features, "labels": labels}, device
+    )
 
 
 def torch_recommender(tiny: bool) -> Steps:
@@ -304,11 +294,7 @@ def torch_recommender(tiny: bool) -> Steps:
         scores = top(torch.cat([*features, some_dense.to(device, non_blocking=True)], dim=1))
         wanted = some_clicks.to(device, non_blocking=True)
         loss = nn.functional.binary_cross_entropy_with_logits(scores, wanted)
-        loss.backward()
-        for optimizer in (sparse_optimizer, dense_optimizer):
-            optimizer.step()
-            optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, sparse_optimizer, dense_optimizer)
 
 
 def torch_sparse(tiny: bool) -> Steps:
@@ -329,10 +315,7 @@ def torch_sparse(tiny: bool) -> Steps:
     while True:
         hidden = torch.relu(torch.sparse.mm(adjacency, first(features)))
         loss = nn.functional.cross_entropy(torch.sparse.mm(adjacency, second(hidden)), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def torch_small_kernels(tiny: bool) -> Steps:
@@ -356,10 +339,7 @@ def torch_small_kernels(tiny: bool) -> Steps:
             cell = torch.sigmoid(forget) * cell + torch.sigmoid(update) * torch.tanh(new)
             hidden = torch.sigmoid(expose) * torch.tanh(cell)
             loss = loss + (out(hidden) - following).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def cupy_fft_sort(tiny: bool) -> Steps:
@@ -464,11 +444,12 @@ def torch_ddp_resnet50(tiny: bool) -> Steps:
     yield
     device = torch_device()
     rank = join_ranks(device)
-    batch, side = (2, 32) if tiny else (32, 224)
-    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    model = resnet50().to(device, memory_format=torch.channels_last)
-    model = DistributedDataParallel(model, device_ids=[rank] if device == "cuda" else None)
-    yield from train_vision(model, images, labels, torch.nn.functional.cross_entropy, device)
+
+    def replica() -> Any:
+        model = resnet50().to(device, memory_format=torch.channels_last)
+        return DistributedDataParallel(model, device_ids=[rank] if device == "cuda" else None)
+
+    yield from train_classifier(replica, tiny)
 
 
 def torch_long_kernels(tiny: bool) -> Steps:

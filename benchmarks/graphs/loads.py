@@ -31,6 +31,7 @@ from benchmarks.breadth.programs import (  # noqa: E402
     Steps,
     batches,
     jax_training,
+    learned,
     run_as_a_user,
     torch_device,
 )
@@ -197,10 +198,7 @@ def compiled_training(tiny: bool) -> Steps:
     for some_ids, some_wanted in batches(ids, wanted):
         torch.compiler.cudagraph_mark_step_begin()
         loss = loss_of(some_ids.to(device, non_blocking=True), some_wanted.to(device, non_blocking=True))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        yield loss.detach().clone()
+        yield learned(loss, optimizer).clone()
 
 
 def jax(tiny: bool) -> Steps:
@@ -337,10 +335,7 @@ def torch_varying(tiny: bool) -> Steps:
     while True:
         inputs = sentences[:, : lengths.randint(longest // 16, longest)]
         loss = nn.functional.mse_loss(model(inputs), inputs)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 LOADS = {

@@ -27,9 +27,10 @@ from benchmarks.breadth.programs import (  # noqa: E402
     Program,
     Steps,
     jax_transformer,
+    learned,
     torch_device,
     torch_long_kernels,
-    train_vision,
+    train_classifier,
 )
 from benchmarks.graphs.loads import ABLATED, LOADS  # noqa: E402
 from benchmarks.graphs.program import Beside, simulated_steps  # noqa: E402
@@ -94,10 +95,7 @@ def torch_llama_layers(tiny: bool) -> Steps:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     while True:
         loss = functional.mse_loss(model(inputs), inputs)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def torch_attention(tiny: bool) -> Steps:
@@ -135,24 +133,16 @@ def torch_graph_network(tiny: bool) -> Steps:
             sent = layer(x)
             x = torch.relu(sent.index_add(0, target, sent.index_select(0, source)))
         loss = nn.functional.cross_entropy(x, labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def torch_resnet50(tiny: bool) -> Steps:
     """ResNet-50, trained on batches from pinned memory."""
-    import torch
-
     sys.path.append(str(ROOT / "python" / "cudasched" / "demo"))
     from workloads import resnet50
 
     yield
-    device = torch_device()
-    batch, side = (2, 32) if tiny else (64, 224)
-    images, labels = torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
-    yield from train_vision(resnet50(), images, labels, torch.nn.functional.cross_entropy, device)
+    yield from train_classifier(resnet50, tiny, batch=64)
 
 
 def torch_lstm(tiny: bool) -> Steps:
@@ -170,10 +160,7 @@ def torch_lstm(tiny: bool) -> Steps:
     while True:
         outputs, _ = model(series[:-1])
         loss = nn.functional.mse_loss(outputs, series[1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 def cupy_scan_sort(tiny: bool) -> Steps:

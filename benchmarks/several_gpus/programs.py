@@ -22,7 +22,15 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / each) for each in ("", "python/cudasched/demo", "benchmarks/breadth")]
 
 from benchmarks.breadth import program  # noqa: E402
-from benchmarks.breadth.programs import SEED, Program, Steps, join_ranks, torch_ddp_resnet50, torch_device  # noqa: E402
+from benchmarks.breadth.programs import (  # noqa: E402
+    SEED,
+    Program,
+    Steps,
+    join_ranks,
+    learned,
+    torch_ddp_resnet50,
+    torch_device,
+)
 from benchmarks.preempt.programs import llama_layer  # noqa: E402
 
 
@@ -97,10 +105,7 @@ def torch_fsdp_llama(tiny: bool) -> Steps:
     while True:
         ids = torch.randint(vocabulary, (batch, length + 1), device=device)
         loss = functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.detach()
+        yield learned(loss, optimizer)
 
 
 #: A loss is read about three times a second.
