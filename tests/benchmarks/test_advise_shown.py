@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from benchmarks.lab.run import meta, run
 from benchmarks.results.schema import RESULTS, load
 
 pa = pytest.importorskip("pyarrow", reason="advice reads recordings with pyarrow")
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 #: Rules of whole programs, of which the kernels' own facts say nothing.
 OF_PROGRAMS = ("tiny_launches", "launch_bound")

@@ -46,7 +46,6 @@ BENCHMARK = lab.Benchmark(
 @pytest.fixture(autouse=True)
 def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "load_benchmark", lambda name: BENCHMARK)
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ def figures(path: Path) -> dict[str, FigureRow]:
 
 
 @pytest.fixture
-def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+def rehearsal(tmp_path: Path) -> list[str]:
     return ["--rehearse", "--out", str(tmp_path / "observe.json"), "--only"]
 
 

@@ -13,10 +13,7 @@ from benchmarks.observe import tracing
 from benchmarks.results.schema import TracingRow, load, merge
 
 
-def test_arms_are_measured_once_and_the_rest_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
+def test_arms_are_measured_once_and_the_rest_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "traced" / "tracing.json"
     arguments = ["--rehearse", "--out", str(results), "--only"]
     assert lab.run("tracing", [*arguments, "traced"]) == 0
@@ -55,7 +52,6 @@ def test_what_another_gpu_measured_stays(tmp_path: Path) -> None:
 
 
 def test_memory_that_grows_and_dropped_records_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     found = {"steps_per_s": 1.0, "resident_growth_mb": 99.0, "flat": False, "most_parts_mb": 1.0, "dropped": 0}
     monkeypatch.setattr(tracing, "run", lambda *_: found)
     monkeypatch.setattr(tracing, "merge", lambda *_: None)

@@ -114,9 +114,8 @@ def test_memory_given_back_is_compared_with_the_cache_emptied_sample_by_sample()
 
 
 @pytest.mark.usefixtures("simulated_driver")
-def test_the_two_processes_of_giving_back_do_as_they_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_two_processes_of_giving_back_do_as_they_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     out = tmp_path / "pytorch.json"
     assert run("pytorch", ["--rehearse", "--only", "give_back", "--samples", "2", "--out", str(out)]) == 0
     found = json.loads(out.with_suffix(".cells").read_text())["done"]["give_back/processes"]
@@ -134,7 +133,6 @@ def test_a_program_that_fails_keeps_no_other_from_running(
         'print(\'{"samples": [10.0], "differences": [0]}\')\n'
     )
     monkeypatch.setattr(benchmark, "HERE", tmp_path)
-    monkeypatch.setenv("CUDASCHED_COMMIT", "0" * 12)
     out = tmp_path / "pytorch.json"
     assert run("pytorch", ["--rehearse", "--only", "costs", "--out", str(out)]) == 1
     names = {row.figure for row in load(out).figures}
