@@ -1,4 +1,4 @@
-"""Our tuner against chance and Kernel Tuner over recorded spaces: four rows of kernels.json, and what a bandit does.
+"""Our tuner against chance and Kernel Tuner over recorded spaces: four rows of kernels.json.
 
 For each kernel, Kernel Tuner's strategy is the one that does best on the other kernels (with seeds of their own),
 chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations are
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudasched.tune import warm
-from cudasched.tune.bandit import Bandit
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import configuration_key
@@ -37,7 +36,6 @@ LONGEST = 300
 NEAR = 0.02
 FLAT = 0.01
 KNOWN_EVALUATIONS = 200
-BANDIT_LAUNCHES = 200
 #: A median gap below this counts as this: two tuners that both find the best are equal.
 LEAST_GAP = 1e-4
 GOALS: Goals = {
@@ -216,52 +214,6 @@ def spread(evaluation: Evaluation, scored: range) -> list[str]:
     return lines
 
 
-def bandit_regret(recordings: Sequence[Recording], seed: int) -> tuple[float, float]:
-    """On a shape that was not tuned: how much slower launches are than the best, by the bandit and the nearest shape.
-
-    The arms are the best five configurations of each other shape that this one allows; the bandit has seen each of them
-    once on its shape. Of the nearest shape counts the fastest of these.
-
-    Returns:
-        Means over the first launches and over all shapes, each in its turn the new one.
-    """
-    ours, nearest = [], []
-    for new in recordings:
-        others = [one for one in recordings if one is not new]
-        others.sort(key=lambda one: warm.distance(new.problem.shape, one.problem.shape))
-        arms = []
-        for other in others:
-            order = sorted(range(len(other.measurements)), key=other.time_us)
-            best = [dict(other.problem.configurations[i]) for i in order[:5]]
-            arms += [one for one in best if math.isfinite(_time(new, one))]
-        if not arms:
-            continue
-        bandit = Bandit(len(arms), list(new.problem.shape), seed=seed)
-        for recording in others:
-            usual = recording.best()[1]
-            for arm, configuration in enumerate(arms):
-                time_us = _time(recording, configuration)
-                if math.isfinite(time_us):
-                    bandit.tell(recording.problem.shape, arm, time_us, usual)
-        usual = new.best()[1]
-        guess = statistics.median(_time(new, one) for one in arms)
-        for _ in range(BANDIT_LAUNCHES):
-            arm = bandit.choose(new.problem.shape)
-            time_us = min(_time(new, arms[arm]), 10 * usual)
-            bandit.tell(new.problem.shape, arm, time_us, guess if math.isfinite(guess) else usual)
-            ours.append(time_us / usual - 1)
-        nearest.append(min(_time(new, arms[0]), 10 * usual) / usual - 1)
-    return statistics.mean(ours), statistics.mean(nearest)
-
-
-def _time(recording: Recording, configuration: Mapping[str, object]) -> float:
-    """What a configuration takes there; infinite where the shape does not have it."""
-    try:
-        return recording.time_us(recording.problem.configurations.index(dict(configuration)))  # type: ignore[arg-type]
-    except ValueError:
-        return math.inf
-
-
 def evaluate(session: Session) -> Found:
     """All searches, and what follows from them.
 
@@ -302,11 +254,6 @@ def evaluate(session: Session) -> Found:
     evaluation = Evaluation(recordings, courses)
     for line in spread(evaluation, scored):
         print(line)
-    for kernel in evaluation.kernels:
-        shapes = [one for one in recordings.values() if one.problem.space.kernel == kernel]
-        if len(shapes) > 1:
-            ours, nearest = bandit_regret(shapes, 0)
-            print(f"bandit, {kernel}: {ours:.1%} slower than the best; the nearest shape's best: {nearest:.1%}")
     first = next(iter(recordings.values()))
     if not session.rehearsal:
         session.meta.gpu, session.meta.driver = first.problem.gpu.name, first.about.get("driver") or None

@@ -1,8 +1,7 @@
 """A choice between configurations at run time, by shape: Thompson sampling over linear models of the log of the time.
 
 Each arm is a configuration; its model is a Bayesian linear regression on the logarithms of the shape's dimensions and
-their products (Agrawal and Goyal, 2013). ``benchmarks/tune`` compares the bandit with the nearest tuned shape;
-docs/tuning.md has the results.
+their products (Agrawal and Goyal, 2013).
 """
 
 from __future__ import annotations
