@@ -1,7 +1,7 @@
 """Damaged files, and what reading them ends in: an answer or one of cudasched's errors; nothing else will do.
 
 Each reader runs in a process of its own (``python -m benchmarks.hardening.damage KIND SEED COUNT``), so that a crash or
-a hang costs that process, and is seen. Tests run a few hundred, ``python -m benchmarks run hardening`` all.
+a hang costs that process, and is seen. Tests run a few hundred, ``python -m tests.soak.mutations`` thousands.
 """
 
 from __future__ import annotations
@@ -182,11 +182,10 @@ def _read_layer(path: Path) -> None:
     open_file(path)
 
 
-FILES: dict[str, Callable[[Path], None]] = {"toml": _read_toml, "parquet": _read_parquet, "models": _read_model}
-"""Of which `python -m benchmarks run hardening` counts."""
-
 READERS: dict[str, Callable[[Path], None]] = {
-    **FILES,
+    "toml": _read_toml,
+    "parquet": _read_parquet,
+    "models": _read_model,
     "spaces": _read_space,
     "space_recordings": _read_space_recording,
     "databases": _read_database,

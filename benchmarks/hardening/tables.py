@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cudasched import hook
+from cudasched.demo.harness import CUDASCHED, Child
 
 __all__ = ["measure"]
 
@@ -38,38 +38,20 @@ TURN_SLOT_SHIFT = 56
 CLASS_NUMBERS = {"normal": 0, "latency": 1, "best_effort": 2}
 
 
-class _Client:
+class _Client(Child):
     """One program, and how often it came to the end of what it does."""
 
-    def __init__(self, client_class: str, directory: Path, environment: dict[str, str]) -> None:
-        self.client_class = client_class
-        self._counter = directory / f"counter-{len(list(directory.glob('counter-*')))}"
-        self._counter.write_bytes(bytes(8))
-        program = Path(__file__).with_name("client.py")
-        command = [sys.executable, "-m", "cudasched", "run", "--class", client_class.replace("_", "-"), "--"]
-        self._stderr = (directory / f"{self._counter.name}.stderr").open("w+b")
-        self.process = subprocess.Popen(
-            [*command, sys.executable, str(program), client_class, str(self._counter)],
-            env=environment,
-            stderr=self._stderr,
-        )
+    def __init__(self, client_class: str, counter: Path, environment: dict[str, str]) -> None:
+        self._counter = counter
+        counter.write_bytes(bytes(8))
+        program = [sys.executable, str(Path(__file__).with_name("client.py")), client_class, str(counter)]
+        command = [*CUDASCHED, "run", "--class", client_class.replace("_", "-"), "--", *program]
+        super().__init__(client_class, command, environment)
 
     @property
     def count(self) -> int:
+        """How often."""
         return int.from_bytes(self._counter.read_bytes(), sys.byteorder)
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def stderr(self) -> str:
-        return Path(self._stderr.name).read_text(errors="replace")
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._stderr.close()
 
 
 @contextmanager
@@ -88,11 +70,11 @@ def _clients() -> Iterator[tuple[list[_Client], Path]]:
             "CUDASCHED_RUN_DIR": str(directory / "run"),
             "CUDASCHED_CACHE_DIR": "off",
         }
-        clients += [_Client(client_class, directory, environment) for client_class in CLASSES]
+        clients += [_Client(name, directory / f"counter-{place}", environment) for place, name in enumerate(CLASSES)]
         yield clients, directory / "run"
     finally:
         for client in clients:
-            client.end()
+            client.stop(grace_s=0.0)
         shutil.rmtree(directory)
 
 
@@ -190,14 +172,16 @@ def measure(
         How many harmed a program, and in which ways.
 
     Raises:
-        RuntimeError: The programs did not come up.
+        HarnessError: The programs did not come up.
     """
     chance = random.Random(seed)
     failed: dict[str, int] = {}
     done = 0
     with _clients() as (clients, run):
         if not _until(lambda: all(client.count > 0 for client in clients), patience_s):
-            raise RuntimeError("the programs did not come up: " + " ".join(client.stderr for client in clients))
+            for client in clients:
+                if client.count == 0:
+                    client.answer(0.0)  # an error with its stderr
         (path,) = run.glob("*.arbiter")
         sound = path.read_bytes()
         with path.open("r+b", buffering=0) as table:
