@@ -16,7 +16,7 @@ from benchmarks.lab.session import Done, Found, Goals, Session
 
 PROBE = Path(__file__).with_name("probe.py")
 #: What is compared is neighbours: bare and auto, off and always.
-MODES = ("bare", "auto", "unprioritised", "off", "always")
+MODES = ("bare", "auto", "off", "always")
 #: What a turn measures beside instantiations and clones: replays one after another, launches, builds.
 REPLAYED = ("bare", "auto")
 LAUNCHED = ("off", "always")
@@ -79,25 +79,9 @@ def find(done: Done) -> Found:
     return {name: (statistics.median(each), *quartiles(each), len(each)) for name, each in values(done).items()}
 
 
-def explained(done: Done) -> str:
-    """What an instantiation takes in each mode, and how much longer than bare: what the figures do not say."""
-    said = []
-    for mode in MODES:
-        pairs = list(_pairs(done, "turn", "bare", mode))
-        if pairs:
-            ms = statistics.median(part["instantiate_ns"] for _, part in pairs) / 1e6
-            ratio = statistics.median(part["instantiate_ns"] / bare["instantiate_ns"] for bare, part in pairs)
-            said.append(f"{mode} {ms:.3f} ms (x{ratio:.2f})")
-    return f"instantiation: {', '.join(said)}" if said else ""
-
-
 def started(lab: Processes, mode: str) -> Child:
     """The process of a mode; each has a table of its own: none sees another as a client."""
-    environment = {}
-    if mode != "bare":
-        environment["CUDASCHED_GRAPH_SLICES"] = "off" if mode == "unprioritised" else mode
-    if mode == "unprioritised":
-        environment["CUDASCHED_NODE_PRIORITY"] = "off"
+    environment = {} if mode == "bare" else {"CUDASCHED_GRAPH_SLICES": mode}
     simulate = ["--simulate"] * lab.session.rehearsal
     client_class = None if mode == "bare" else "best-effort"
     return lab.start(PROBE, *simulate, client_class=client_class, table=mode, environment=environment)
@@ -146,6 +130,5 @@ BENCHMARK = Benchmark(
     groups={"turns": in_processes(measure)},
     goals=GOALS,
     find=find,
-    finish=lambda session: print(explained(session.store.done)),
     settings={"repeats": (40, 6), "nodes": (2000, 300), "launches": (2000, 60), "seconds": (0.5, 0.1)},
 )

@@ -83,12 +83,6 @@ class GraphLoad:
         """Waits for everything launched."""
         self._driver.synchronize(self._stream)
 
-    def kernel_durations_us(self) -> list[float]:
-        """Of one step."""
-        each = [float(us) for us in self.durations_us]
-        between = [each[0]] if self._between else []
-        return (each + between) * len(self._executables)
-
     def steps(self) -> Any:
         """The steps as a program's generator."""
         yield

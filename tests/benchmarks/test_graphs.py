@@ -66,7 +66,7 @@ def turn(slow: float, **always: float) -> dict:
     auto = {"instantiate_ns": 2200.0 * slow, "clone_ns": 95.0 * slow, "per_s": 49.9 / slow}
     off = {"instantiate_ns": 2000.0 * slow, "clone_ns": 95.0 * slow, "launch_ns": 500.0}
     cut = {"instantiate_ns": 2160.0 * slow, "clone_ns": 95.0 * slow, "launch_ns": 522.0, "build_ns": 85e6} | always
-    return {"bare": bare, "auto": auto, "unprioritised": off, "off": off, "always": cut}
+    return {"bare": bare, "auto": auto, "off": off, "always": cut}
 
 
 STARTED = {mode: {"bytes": 100.0} for mode in figures.MODES} | {"always": {"bytes": 220.0, "graphs_sliced": 8}}
@@ -96,12 +96,6 @@ def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() 
     assert wide["launch_ns_added"][1:3] == (25.0, 75.0)
 
 
-def test_what_an_instantiation_takes_is_told_for_each_mode() -> None:
-    said = figures.explained(DONE)
-    assert "bare 0.001 ms (x1.00)" in said and "off 0.002 ms (x2.00)" in said and "always 0.002 ms (x2.16)" in said
-    assert figures.explained({}) == ""
-
-
 def test_figures_without_slices_are_not_told() -> None:
     without = {"start/0": STARTED | {"always": {"bytes": 220.0}}, "turn/0": turn(1.0, build_ns=0.0)}
     assert set(figures.find(without)) == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
@@ -113,7 +107,7 @@ def test_modes_that_are_compared_follow_one_another() -> None:
         assert abs(figures.MODES.index(one) - figures.MODES.index(other)) == 1
 
 
-def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_rehearsed_and_resumed(tmp_path: Path) -> None:
     out = tmp_path / "graph_slicing.json"
     command = ["--rehearse", "--out", str(out)]
     assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == TIME_RAN_OUT
@@ -124,4 +118,3 @@ def test_figures_are_rehearsed_and_resumed(tmp_path: Path, capsys: pytest.Captur
     assert run("graph_slicing", [*command, "--repeats", "2"]) == 0
     done = json.loads(out.with_suffix(".cells").read_text())["done"]
     assert set(done) == {"start/0", "turn/0", "start/1", "turn/1"} and done["turn/0"] == kept["turn/0"]
-    assert "unprioritised" in capsys.readouterr().out
