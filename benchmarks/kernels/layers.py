@@ -126,7 +126,7 @@ def build(name: str, scene: Scene) -> Layer:
     return {"bert": _bert, "llama": _llama}[name](scene, (SMALL if scene.small else SIZES)[name])
 
 
-def _weights(scene: Scene, size: Size, **shapes: tuple[int, int]) -> dict[str, tuple[Any, Any]]:
+def _weights(scene: Scene, **shapes: tuple[int, int]) -> dict[str, tuple[Any, Any]]:
     """Matrices of (outputs, inputs), and the same turned."""
     made = {}
     for place, (name, (outputs, inputs)) in enumerate(shapes.items()):
@@ -140,7 +140,6 @@ def _bert(scene: Scene, size: Size) -> Layer:
     x = scene.normal(size.batches, size.rows, hidden, kind=KIND)
     weights = _weights(
         scene,
-        size,
         qkv=(3 * hidden, hidden),
         out=(hidden, hidden),
         up=(size.inner, hidden),
@@ -177,7 +176,6 @@ def _llama(scene: Scene, size: Size) -> Layer:
     keys = size.key_heads * size.head
     weights = _weights(
         scene,
-        size,
         qkv=(hidden + 2 * keys, hidden),
         out=(hidden, hidden),
         gate_up=(2 * size.inner, hidden),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Child, percentile
+from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Child, HarnessError, percentile
 
 from benchmarks.lab.session import Session
 
 BREADTH = Path(__file__).parents[1] / "breadth"
 START_TIMEOUT_S = 180.0
 ANSWER_S = 60.0
+#: A program that is run for its output.
+RUN_S = 300.0
 #: Training that comes to no reading of its loss for so long hangs.
 HANG_S = 30.0
 #: Programs of the breadth benchmark and the simulated loads that stand for them in a rehearsal.
@@ -85,6 +88,23 @@ class Processes:
         for child in children:
             child.stop(grace_s=0.0)
             self._children.remove(child)
+
+
+def output_of(
+    label: str, command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float = RUN_S
+) -> str:
+    """Runs a program to its end, and returns what it prints.
+
+    Raises:
+        HarnessError: It failed, or did not end in time.
+    """
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"{label}: no answer within {timeout_s:.0f} s") from error
+    if done.returncode != 0:
+        raise HarnessError(f"{label}: status {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout
 
 
 def in_processes(measure: Callable[[Processes], None]) -> Callable[[Session], None]:

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -248,14 +249,6 @@ def ends_of(percentile: Literal["p50", "p99"], in_ms: bool) -> Callable[[Group, 
     return ends
 
 
-def _p50_excess(group: Group, arm: str) -> float | None:
-    return excess(group, arm, "p50")
-
-
-def _p99_of_time_slices(group: Group, arm: str) -> float | None:
-    return p99_of(group, arm, "processes")
-
-
 PROMISES = {
     f"{arm}_{name}": replace(promise, arms=(arm,))
     for arm in PROMISED
@@ -264,20 +257,22 @@ PROMISES = {
         "p99_excess_ms_worst": Promise("main", excess, 0.60, take=max, ends=ends_of("p99", in_ms=True)),
         "p99_ratio_median": Promise("main", long_ratio, 1.25, ends=ends_of("p99", in_ms=False)),
         "p99_ratio_worst": Promise("main", long_ratio, 1.4, take=max, ends=ends_of("p99", in_ms=False)),
-        "p50_excess_ms_median": Promise("main", _p50_excess, 0.15, ends=ends_of("p50", in_ms=True)),
-        "p50_excess_ms_worst": Promise("main", _p50_excess, 0.25, take=max, ends=ends_of("p50", in_ms=True)),
+        "p50_excess_ms_median": Promise(
+            "main", partial(excess, percentile="p50"), 0.15, ends=ends_of("p50", in_ms=True)
+        ),
+        "p50_excess_ms_worst": Promise(
+            "main", partial(excess, percentile="p50"), 0.25, take=max, ends=ends_of("p50", in_ms=True)
+        ),
         "best_effort_median": Promise("main", share, 0.99, "more"),
         "best_effort_worst": Promise("main", share, 0.96, "more", min),
         "excess_of_before": Promise("main", of_before, 0.3),
-        "eager_p99_of_time_slices_median": Promise("eager", _p99_of_time_slices, 0.9),
-        "eager_p99_of_time_slices_worst": Promise("eager", _p99_of_time_slices, 1.15, take=max),
+        "eager_p99_of_time_slices_median": Promise("eager", partial(p99_of, of="processes"), 0.9),
+        "eager_p99_of_time_slices_worst": Promise("eager", partial(p99_of, of="processes"), 1.15, take=max),
         "eager_best_effort_worst": Promise("eager", share, 0.95, "more", min),
         "eager_worse_in_both": Promise("eager", worse_in_both, 0.0, take=sum),
     }.items()
 } | {
-    "outside_p99_ratio": Promise(
-        "outside", lambda group, arm: p99_of(group, arm, "slices_inside"), 1.1, arms=("slices",)
-    ),
+    "outside_p99_ratio": Promise("outside", partial(p99_of, of="slices_inside"), 1.1, arms=("slices",)),
     "several_best_effort": Promise("several", share, 0.95, "more", min),
 }
 

@@ -18,7 +18,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +30,7 @@ from cudasched.demo.harness import HarnessError
 from cudasched.observe import baseline
 from cudasched.observe.baseline import Baseline, Run
 
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Session, judged
 from benchmarks.regressions.program import VICTIMS
@@ -42,10 +42,10 @@ ROOT = HERE.parents[1]
 PLAIN, CHANGED = "plain", "changed"
 ARMS = (PLAIN, CHANGED)
 MEASUREMENTS = 3
-#: Runs a side, what a check has by default, and what else is tried.
-SIZES = (6, 5, 8)
+#: Runs a side, of a check.
+SIZE = 6
 MOST_COMPARISONS = 200
-WHY = f"differences between measurements and processes, with {SIZES[0]} runs a side"
+WHY = f"differences between measurements and processes, with {SIZE} runs a side"
 SEED = 20_261_123
 
 
@@ -69,12 +69,7 @@ def record(session: Session, victim: str, number: int, timeout_s: float) -> Base
         command += ["--simulate", "--session", str(number)] if session.rehearsal else []
         environment = session.backend.environment(hooked=True)
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise HarnessError(f"a process did not end within {timeout_s:.0f} s") from None
-        if done.returncode != 0:
-            raise HarnessError(f"a process ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        output_of(f"process {victim or PLAIN}", command, environment, timeout_s)
         return baseline.from_recordings([recording], session=f"measurement {number}")
 
 
@@ -208,28 +203,26 @@ def pairs(measured: Sequence[Measurement], size: int, most: int) -> tuple[list[O
     return [one for one in alarms if one.checks], [one for one in findings if one.checks]
 
 
-def find(done: Done, sizes: Sequence[int] = SIZES, most: int = MOST_COMPARISONS) -> Found:
-    """The figures, of checks with the first of the sizes; those of the others are printed."""
+def find(done: Done, size: int = SIZE, most: int = MOST_COMPARISONS) -> Found:
+    """The figures, of checks with so many runs a side."""
     measured = measurements(done)
-    found: Found = {}
     if len(measured) < MEASUREMENTS:
         print(f"{len(measured)} measurements, and it takes {MEASUREMENTS}")
-        return found
-    for size in sizes:
-        alarms, findings = pairs(measured, size, most)
-        if not alarms or not findings:
-            print(f"{size} runs a side: too few processes")
-            continue
-        for name, outcomes in (("regressions_found", findings), ("false_alarms", alarms)):
-            shares, checks = [one.found / one.checks for one in outcomes], sum(one.checks for one in outcomes)
-            value = sum(one.found for one in outcomes) / checks
-            found.setdefault(name, (value, min(shares), max(shares), len(done)))
-            print(
-                f"{size} runs a side: {name} {value:.4f}, {min(shares):.4f} to {max(shares):.4f} over {len(outcomes)} "
-                f"ordered pairs of measurements, {checks} checks, {len(done)} processes"
-            )
-        if size == sizes[0]:
-            told(measured, findings)
+        return {}
+    alarms, findings = pairs(measured, size, most)
+    if not alarms or not findings:
+        print(f"{size} runs a side: too few processes")
+        return {}
+    found: Found = {}
+    for name, outcomes in (("regressions_found", findings), ("false_alarms", alarms)):
+        shares, checks = [one.found / one.checks for one in outcomes], sum(one.checks for one in outcomes)
+        value = sum(one.found for one in outcomes) / checks
+        found[name] = value, min(shares), max(shares), len(done)
+        print(
+            f"{size} runs a side: {name} {value:.4f}, {min(shares):.4f} to {max(shares):.4f} over {len(outcomes)} "
+            f"ordered pairs of measurements, {checks} checks, {len(done)} processes"
+        )
+    told(measured, findings)
     return found
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import cudasched  # before torch
 
+from benchmarks.graphs.driver import Graphs
+
 STEPS, WARM_UP = 150, 20
 ROWS, COLUMNS = 16_000, 1024
 SMALL_ROWS = 6_000
@@ -84,13 +86,7 @@ def run_torch(victim: str) -> None:
 
 def simulated_step(victim: str, session: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """A step on the simulated driver, and how to wait for it."""
-    library = ctypes.CDLL("libcuda.so.1")
-
-    def call(name: str, *arguments: object) -> None:
-        status = getattr(library, name)(*arguments)
-        if status != 0:
-            raise RuntimeError(f"{name} failed with status {status}")
-
+    call = Graphs().call
     device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     call("cuInit", 0)
     call("cuDeviceGet", ctypes.byref(device), 0)

@@ -17,7 +17,7 @@ from cudasched.tune.space import Gpu
 from benchmarks.kernels import layers, ship
 from benchmarks.kernels.benchmark import KERNELS
 from benchmarks.kernels.figures import FIGURES, LAYER_GOALS, find, find_layers, for_dashboard, ratio
-from benchmarks.kernels.parts import Part, Scene, parts, share_of_allowed
+from benchmarks.kernels.parts import Scene, parts, share_of_allowed
 from benchmarks.kernels.timing import GpuTimer, in_turns
 from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.lab.session import judged
@@ -240,7 +240,3 @@ def test_the_best_of_a_database_is_shipped_in_place_of_older(tmp_path: Path) -> 
     assert made_entry["shape"] == {"rows": 4096, "cols": 4096} and made_entry["kernel"] == "rms_norm"
     _choose.forget()
     assert len(_choose._shipped(out)) == 2
-
-
-def test_parts_are_named_as_the_command_takes_them() -> None:
-    assert Part("a", "b", lambda scene: None).key == "a/b"  # type: ignore[arg-type, return-value]

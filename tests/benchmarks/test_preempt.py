@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,9 +37,9 @@ LEAD_IN_S = 0.5
 ON_THE_CPU = [name for name in PROGRAMS if name.startswith(("torch", "whole")) and name != "torch_conditional_graph"]
 
 
-def runner_of(tmp_path: Path, *given: str) -> PreemptRunner:
-    options = parse("preempt", load_benchmark("preempt"), ["--out", str(tmp_path / "preempt.json"), *given])
-    return PreemptRunner(Session("preempt", options, META), PreemptFleet(Backend()))
+def runner_of(tmp_path: Path, *given: str, name: str = "preempt") -> PreemptRunner:
+    options = parse(name, load_benchmark(name), ["--out", str(tmp_path / f"{name}.json"), *given])
+    return PreemptRunner(Session(name, options, META), PreemptFleet(Backend()))
 
 
 def add(cells: CellFile, scene: str, arm: str, pair: tuple[str, str], ms: float, per_s: float, repeat: int = 0) -> None:
@@ -266,10 +267,7 @@ def test_a_figure_is_met_only_with_all_of_its_interval(tmp_path: Path) -> None:
 def test_main_is_a_scene_of_preempt_and_a_pair_or_a_repeat_may_be_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def chosen(*given: str) -> PreemptRunner:
-        options = parse("main", load_benchmark("main"), ["--out", str(tmp_path / "main.json"), *given])
-        return PreemptRunner(Session("main", options, META), PreemptFleet(Backend()))
-
+    chosen = partial(runner_of, tmp_path, name="main")
     whole = chosen()
     assert whole.parts["main", 0] == list(SCENES["main"].pairs)
     seconds = float(re.findall(r"about (\d+) s", whole.estimate())[0])

@@ -77,7 +77,7 @@ def many(measured: dict[str, Any], shift: float) -> dict[str, Any]:
 
 
 def test_figures_are_of_all_ordered_pairs(measured: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    found = regressions.find(many(measured, 0.05), [5], 3)
+    found = regressions.find(many(measured, 0.05), 5, 3)
     rows = judged(regressions.BENCHMARK.goals, found, {})
     assert [(row.figure, row.value, row.n, row.met) for row in rows] == [
         ("regressions_found", 1.0, 48, True),
@@ -89,7 +89,7 @@ def test_figures_are_of_all_ordered_pairs(measured: dict[str, Any], capsys: pyte
 
 
 def test_what_is_not_found_is_a_missed_goal(measured: dict[str, Any]) -> None:
-    found = regressions.find(many(measured, 0.001), [5], 2)
+    found = regressions.find(many(measured, 0.001), 5, 2)
     (row, _) = judged(regressions.BENCHMARK.goals, found, regressions.BENCHMARK.limits)
     assert row.value == 0 and not row.met and "runs a side" in row.limited_by
 
@@ -97,5 +97,5 @@ def test_what_is_not_found_is_a_missed_goal(measured: dict[str, Any]) -> None:
 def test_what_cannot_be_evaluated_is_said(measured: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert regressions.find(measured) == {}
     assert "1 measurements, and it takes 3" in capsys.readouterr().out
-    assert regressions.find(many(measured, 0.05), [9], 3) == {}
+    assert regressions.find(many(measured, 0.05), 9, 3) == {}
     assert "9 runs a side: too few processes" in capsys.readouterr().out
