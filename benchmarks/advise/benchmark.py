@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -23,8 +22,9 @@ from typing import Any
 from cudasched.demo.harness import HarnessError
 
 from benchmarks.advise.cases import Case, cases
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session
+from benchmarks.lab.session import Found, Session, median_of
 
 PATIENCE_S = 120.0
 PROGRAM = (sys.executable, "-m", "benchmarks.advise.program")
@@ -47,9 +47,7 @@ def fired(case: Case, version: str, timing: str) -> set[str]:
         report = Path(scratch) / "report.json"
         program = [*PROGRAM, "--case", case.rule, "--version", version]
         command = [*ADVISE, "--timing", timing, "-o", str(report), "--", *program]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        if done.returncode != 0 or not report.exists():
-            raise HarnessError((done.stderr or done.stdout)[-500:].strip() or f"ended with {done.returncode}")
+        output_of(f"{case.rule} {version}", command, timeout_s=PATIENCE_S)
         return rules_of(json.loads(report.read_text()))
 
 
@@ -67,10 +65,8 @@ def timed(case: Case, times: int) -> dict[str, list[float]]:
         HarnessError: It could not be run.
     """
     command = [*PROGRAM, "--case", case.rule, "--time", str(times)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    if done.returncode != 0:
-        raise HarnessError((done.stderr or done.stdout)[-800:].strip())
-    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    said = output_of(case.rule, command, timeout_s=PATIENCE_S)
+    found: dict[str, list[float]] = json.loads(said.splitlines()[-1])
     return found
 
 
@@ -88,7 +84,7 @@ def measure(session: Session, case: Case) -> Found:
     pairs = [after / before for before, after in zip(each["before"], each["after"], strict=True)]
     before_ms, after_ms = (statistics.median(each[name]) for name in ("before", "after"))
     session.limits[case.rule] = f"{before_ms:.3f} ms before, {after_ms:.3f} after"
-    return {case.rule: (statistics.median(pairs), min(pairs), max(pairs), len(pairs))}
+    return {case.rule: median_of(pairs)}
 
 
 BENCHMARK = Benchmark(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from benchmarks.colocation.rows import results
 from benchmarks.lab.fleet import Mode, Place
 from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Goals, judged, report
+from benchmarks.lab.session import Found, Goals, judged, median_of, report
 from benchmarks.preempt.benchmark import PreemptFleet
 from benchmarks.preempt.programs import PROGRAMS
 from benchmarks.preempt.summary import arms_of
@@ -112,7 +111,7 @@ def figures(cells: Sequence[Compared], seconds: Sequence[float]) -> Found:
     found = {
         "advisor_p99_within_15": share_within(cells, "p99", P99_WITHIN),
         "advisor_best_effort_within_8": share_within(cells, "best_effort", BEST_EFFORT_WITHIN),
-        "advisor_tau": (statistics.median(taus), min(taus), max(taus), len(taus)) if taus else None,
+        "advisor_tau": median_of(taus) if taus else None,
         "advisor_seconds": (max(seconds), min(seconds), max(seconds), len(seconds)) if seconds else None,
     }
     return {name: value for name, value in found.items() if value}

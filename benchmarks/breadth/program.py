@@ -247,28 +247,27 @@ def main(
 
     commands: queue.Queue[dict[str, Any]] = queue.Queue()
 
+    #: What is answered while the program steps.
+    at_once: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        "readings": lambda told: {"readings": loop.readings_within(told["from_ns"], told["until_ns"])},
+        "losses": lambda _: {"losses": loop.losses},
+        "state": lambda _: state(),
+        "builds": lambda _: {"done": builds.done, "builds": builds.spans},
+    }
+
     def listen() -> None:
         for line in sys.stdin:
             command = json.loads(line)
-            if command["command"] == "readings":
-                answer(readings=loop.readings_within(command["from_ns"], command["until_ns"]))
-                continue
-            if command["command"] == "losses":
-                answer(losses=loop.losses)
-                continue
-            if command["command"] == "state":
-                answer(**state())
-                continue
-            if command["command"] == "builds":
-                answer(done=builds.done, builds=builds.spans)
-                continue
-            if command["command"] == "run" and server:
+            name = command["command"]
+            if name in at_once:
+                answer(**at_once[name](command))
+            elif name == "run" and server:
                 del command["command"]
                 threading.Thread(target=lambda told=command: answer(**server.run(told)), daemon=True).start()
-                continue
-            if command["command"] in ("pause", "quit"):
-                loop.pausing.set()
-            commands.put(command)
+            else:
+                if name in ("pause", "quit"):
+                    loop.pausing.set()
+                commands.put(command)
         os._exit(0)  # the parent is gone
 
     threading.Thread(target=listen, daemon=True).start()

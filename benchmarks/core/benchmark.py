@@ -30,7 +30,7 @@ from benchmarks.lab.processes import (
 )
 from benchmarks.lab.programs import counted
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals
+from benchmarks.lab.session import Done, Found, Goals, median_of, parts_of
 
 RATE_HZ = 60.0
 NEVER = 10**9
@@ -96,7 +96,7 @@ def measure_readme_example(lab: Processes) -> None:
 def find_readme_example(done: Done) -> Found:
     """P99 over alone and best effort of what is left, each a median over the repeats."""
     alone, trained, both = (
-        _parts(done, f"readme_example/{part}/") for part in ("latency_alone", "best_effort_alone", "both")
+        parts_of(done, f"readme_example/{part}/") for part in ("latency_alone", "best_effort_alone", "both")
     )
     if not (alone and trained and both):
         return {}
@@ -107,8 +107,8 @@ def find_readme_example(done: Done) -> Found:
     kept = [part["per_s"] / alone_per_s / (1 - duty) for part in both]
     requests = sum(len(part["latency_ms"]) for part in both)
     return {
-        "readme_example_p99_ratio": (statistics.median(ratios), min(ratios), max(ratios), requests),
-        "readme_example_best_effort": (statistics.median(kept), min(kept), max(kept), len(kept)),
+        "readme_example_p99_ratio": median_of(ratios, requests),
+        "readme_example_best_effort": median_of(kept),
     }
 
 
@@ -158,7 +158,7 @@ def measure_backlog(lab: Processes) -> None:
 
 def find_backlog(done: Done) -> Found:
     """P99 from 150 ms after the server joined, of all starts together and of the worst, over the bound."""
-    starts, kernels = _parts(done, "backlog/start/"), done.get("backlog/kernels")
+    starts, kernels = parts_of(done, "backlog/start/"), done.get("backlog/kernels")
     alone = [value for part in starts for value in part.get("alone_ms", [])]
     if not (alone and kernels):
         return {}
@@ -244,8 +244,8 @@ def _count_launcher(
 def find_launcher(done: Done) -> Found:
     """The share of a core; percentiles of requests beside the launcher that sleeps over those beside the other."""
     found: Found = {}
-    beside = {name: _parts(done, f"launcher/{name}/") for name in LAUNCHERS}
-    measured = {"gated": beside["sleeps"], "busy": _parts(done, "launcher/busy"), "spinning": beside["spins"]}
+    beside = {name: parts_of(done, f"launcher/{name}/") for name in LAUNCHERS}
+    measured = {"gated": beside["sleeps"], "busy": parts_of(done, "launcher/busy"), "spinning": beside["spins"]}
     for name, parts in measured.items():
         if parts:
             cpu = [part["cpu"] for part in parts]
@@ -263,10 +263,6 @@ def find_launcher(done: Done) -> Found:
             ratio = percentile(asleep, share) / percentile(spinning, share)
             found[f"launcher_{name}_of_spinning"] = (ratio, min(each), max(each), len(asleep))
     return found
-
-
-def _parts(done: Done, prefix: str) -> list[Any]:
-    return [value for key, value in done.items() if key.startswith(prefix)]
 
 
 def find(done: Done) -> Found:

@@ -87,7 +87,6 @@ class Benchmark:
             results' path, and other files that they are made of, where these are given.
         results: The name of the results file, where that is not the benchmark's.
         merge: Puts several runs together where their parts are no cells.
-        unit: Groups of the same one are in the same part (`--part`).
         whole: Measures the groups that are chosen itself, and its part of them.
         gpu: It needs one.
         torch: It needs PyTorch.
@@ -103,7 +102,6 @@ class Benchmark:
     written: Callable[..., None] | None = None
     results: str = ""
     merge: Callable[[Sequence[Path], Path], None] | None = None
-    unit: Callable[[str], str] = str
     whole: Group | None = None
     gpu: bool = True
     torch: bool = True
@@ -155,8 +153,7 @@ def parse(name: str, benchmark: Benchmark, arguments: Sequence[str]) -> argparse
     number, _, parts = options.part.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         parser.error("--part: I/N with 1 <= I <= N")
-    units = list(dict.fromkeys(map(benchmark.unit, chosen)))[int(number) - 1 :: int(parts)]
-    options.only = [one for one in chosen if benchmark.whole or benchmark.unit(one) in units]
+    options.only = chosen if benchmark.whole else chosen[int(number) - 1 :: int(parts)]
     reasons = [text.partition("=") for text in options.limited_by]
     if any(figure not in benchmark.goals or not text for figure, _, text in reasons):
         parser.error(f"--limited-by: FIGURE=TEXT, of {', '.join(benchmark.goals)}")

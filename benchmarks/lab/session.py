@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import shutil
-import tempfile
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -14,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from cudasched._scratch import Scratch
 from cudasched.demo.harness import Backend, HarnessError, percentile
 
 from benchmarks import meta
@@ -81,7 +80,9 @@ class Session:
     @cached_property
     def backend(self) -> Backend:
         """The GPU, or in a rehearsal a simulated device of its own. Raises HarnessError."""
-        return Backend.simulated() if self.rehearsal else Backend()
+        backend = Backend.simulated() if self.rehearsal else Backend()
+        self._opened.callback(backend.close)
+        return backend
 
     @cached_property
     def store(self) -> Store:
@@ -91,13 +92,12 @@ class Session:
     @cached_property
     def scratch(self) -> Path:
         """A directory of this run, in memory where there is such a place."""
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-", dir=shared))
+        return self._opened.enter_context(Scratch("benchmark", in_memory=True))
 
     @cached_property
     def builds(self) -> Path:
         """A directory of this run for programs: not in memory, where nothing may be executable."""
-        return Path(tempfile.mkdtemp(prefix=f"cudasched-{self.name}-"))
+        return self._opened.enter_context(Scratch("benchmark"))
 
     @cached_property
     def cells(self) -> CellFile:
@@ -161,10 +161,16 @@ class Session:
     def close(self) -> None:
         """Leaves what is shared, and removes what the run has made beside its results."""
         self._opened.close()
-        if "backend" in self.__dict__:
-            self.backend.close()
-        for name in {"scratch", "builds"} & {*self.__dict__}:
-            shutil.rmtree(getattr(self, name), ignore_errors=True)
+
+
+def parts_of(done: Done, prefix: str) -> list[Any]:
+    """The measured parts whose keys begin so, in the keys' order."""
+    return [part for key, part in sorted(done.items()) if key.startswith(prefix)]
+
+
+def median_of(values: Sequence[float], number: int | None = None) -> tuple[float, float, float, int]:
+    """A figure: the median of its parts, the least and the most of them, and how many, or of how many requests."""
+    return statistics.median(values), min(values), max(values), len(values) if number is None else number
 
 
 def brief(result: dict[str, Any] | None) -> str:

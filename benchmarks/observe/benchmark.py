@@ -36,8 +36,9 @@ from typing import IO
 from cudasched.demo.harness import HarnessError
 
 from benchmarks.c_program import ROOT, compile_cpp
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session
+from benchmarks.lab.session import Found, Session, median_of
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300
@@ -80,8 +81,7 @@ def counters(session: Session) -> Found:
     """`counters_ns`."""
     program = build(session, "counters")
     rounds = str(10 * session.options.rounds)
-    done = subprocess.run([str(program), rounds], capture_output=True, text=True, check=True)
-    batches = [float(line) for line in done.stdout.split()]
+    batches = [float(line) for line in output_of("counters.cpp", [str(program), rounds]).split()]
     return {"counters_ns": (min(batches), min(batches), statistics.median(batches), len(batches))}
 
 
@@ -100,10 +100,7 @@ def trace(session: Session) -> Found:
         place = session.builds / f"trace-{state}"
         place.mkdir()
         command = [str(program), str(10 * session.options.rounds), state, str(place)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise HarnessError(f"trace.cpp: {done.stderr}")
-        lines = [line.split() for line in done.stdout.splitlines()]
+        lines = [line.split() for line in output_of("trace.cpp", command).splitlines()]
         batches[state] = [float(words[0]) for words in lines if len(words) == 1]
         said = {words[0]: int(words[1]) for words in lines if len(words) == 2}
     if said["dropped"]:
@@ -183,7 +180,7 @@ def page(session: Session) -> Found:
     files = resources.files("cudasched.serve").joinpath("assets").iterdir()
     size = sum(len(gzip.compress(file.read_bytes(), 9, mtime=0)) for file in files) / 1000
     return {
-        "page_first_paint_s": (statistics.median(times), min(times), max(times), len(times)),
+        "page_first_paint_s": median_of(times),
         "page_kB": (size, size, size, 1),
     }
 

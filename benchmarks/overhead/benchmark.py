@@ -22,6 +22,7 @@ from pathlib import Path
 from cudasched.demo.harness import CUDASCHED, Backend, HarnessError, percentile
 
 from benchmarks.c_program import compile_c
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import OverheadRow, Results
@@ -42,7 +43,6 @@ COMPANY = {
     "marking": "beside one that also records an event behind each launch and asks for it twice",
     "in_turns": "the same, where both spin until the other one is out of the driver",
 }
-TIMEOUT_S = 300
 
 
 @dataclass
@@ -82,16 +82,11 @@ def printed(label: str, command: list[str], environment: dict[str, str], names: 
     Raises:
         HarnessError: It failed, or prints something else.
     """
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise HarnessError(f"{label}: no answer within {TIMEOUT_S} s") from error
-    if done.returncode != 0:
-        raise HarnessError(f"{label}: status {done.returncode}\n{done.stderr[-2000:]}")
-    lines = [line.split() for line in done.stdout.splitlines()]
+    said = output_of(label, command, environment)
+    lines = [line.split() for line in said.splitlines()]
     found = {line[0]: [float(value) for value in line[1:]] for line in lines if line and line[0] in names}
     if set(found) != set(names):
-        raise HarnessError(f"{label}: expected {', '.join(names)}, got {done.stdout[:500]!r}")
+        raise HarnessError(f"{label}: expected {', '.join(names)}, got {said[:500]!r}")
     return found
 
 

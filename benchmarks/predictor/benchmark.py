@@ -20,11 +20,11 @@ onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the r
 from __future__ import annotations
 
 import ctypes
-import importlib
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,16 @@ def build(session: Session) -> ctypes.CDLL:
     return loaded
 
 
-def rival(module: str) -> Any:
-    """A module that need not be installed where types are checked."""
-    return importlib.import_module(module)
+def best_evaluator(library: ctypes.CDLL, model: Path) -> ctypes.c_void_p:
+    """Of a model, by the best instructions that the processor has.
+
+    Raises:
+        HarnessError: The model cannot be read, or its features are not those of launches.
+    """
+    opened = [one for walk in WALKS if (one := library.open_evaluator(str(model).encode(), walk)) is not None]
+    if not opened:
+        raise HarnessError(f"{model} cannot be walked")
+    return ctypes.c_void_p(opened[-1])
 
 
 def pointer(array: Any) -> ctypes.c_void_p:
@@ -77,7 +84,7 @@ class Bench:
 
     def __init__(self, session: Session) -> None:
         try:
-            np, xgboost = rival("numpy"), rival("xgboost")
+            np, xgboost = import_module("numpy"), import_module("xgboost")
         except ImportError as error:
             raise HarnessError(f"{error}: pip install numpy xgboost-cpu") from error
         rows = 16 * session.options.batch
@@ -136,8 +143,7 @@ class Bench:
         y = 8 + 0.3 * self.numpy.abs(x[:, ::3]).sum(axis=1) / 10 + self.numpy.sin(x[:, 0])
         path = self.directory / "launches.ubj"
         self._trained(x, y).save_model(path)
-        walks = [self.library.open_evaluator(str(path).encode(), walk) for walk in WALKS]
-        evaluator = ctypes.c_void_p([walk for walk in walks if walk is not None][-1])
+        evaluator = best_evaluator(self.library, path)
 
         def timer(time_all: Any) -> Timer:
             asked = ctypes.c_void_p(self.library.open_predictor(evaluator))
@@ -191,9 +197,9 @@ class Bench:
         return self._checked("xgboost-capi", "c", timer)
 
     def _onnxruntime(self) -> Engine:
-        onnxruntime = rival("onnxruntime")
-        tensor = rival("onnxmltools.convert.common.data_types").FloatTensorType([None, FEATURES])
-        converted = rival("onnxmltools").convert_xgboost(self.booster, initial_types=[("x", tensor)])
+        onnxruntime = import_module("onnxruntime")
+        tensor = import_module("onnxmltools.convert.common.data_types").FloatTensorType([None, FEATURES])
+        converted = import_module("onnxmltools").convert_xgboost(self.booster, initial_types=[("x", tensor)])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(
@@ -204,16 +210,16 @@ class Bench:
         return self._checked("onnxruntime", "python", timer)
 
     def _treelite(self) -> Engine:
-        treelite, gtil = rival("treelite"), rival("treelite.gtil.gtil")
+        treelite, gtil = import_module("treelite"), import_module("treelite.gtil.gtil")
         model = treelite.frontend.load_xgboost_model(self.path, format_choice="ubjson")
         config = gtil.GTILConfig(nthread=1, predict_type="raw")
-        predict = ctypes.cast(rival("treelite.core")._LIB.TreeliteGTILPredict, ctypes.c_void_p)
+        predict = ctypes.cast(import_module("treelite.core")._LIB.TreeliteGTILPredict, ctypes.c_void_p)
         timer = self._compiled_timer(self.library.time_gtil, predict, model.handle, config.handle)
         self._alive = model, config
         return self._checked("treelite", "c", timer)
 
     def _tl2cgen(self) -> Engine:
-        tl2cgen, treelite = rival("tl2cgen"), rival("treelite")
+        tl2cgen, treelite = import_module("tl2cgen"), import_module("treelite")
         model = treelite.frontend.load_xgboost_model(self.path, format_choice="ubjson")
         generated = self.directory / "generated"
         tl2cgen.generate_c_code(model, dirpath=generated, params={}, verbose=False)
@@ -263,10 +269,7 @@ def costs(session: Session) -> Found:
         HarnessError: The model cannot be read, or its features are not those of launches.
     """
     library, model, rounds = build(session), session.options.model, session.options.rounds
-    opened = [library.open_evaluator(str(model).encode(), walk) for walk in WALKS]
-    if not any(opened):
-        raise HarnessError(f"{model} cannot be walked")
-    evaluator = ctypes.c_void_p([walk for walk in opened if walk is not None][-1])
+    evaluator = best_evaluator(library, model)
     isa = library.evaluator_isa(evaluator).decode()
     asked = ctypes.c_void_p(library.open_predictor(evaluator))
     found: Found = {}

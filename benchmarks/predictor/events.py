@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from cudasched.demo.harness import HarnessError
 
 from benchmarks.c_program import compile_c
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
 
@@ -46,12 +46,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Cas
     Raises:
         HarnessError: The program failed.
     """
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    if done.returncode != 0:
-        raise HarnessError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    lines = {
-        words[0]: [int(value) for value in words[1:]] for line in done.stdout.splitlines() if (words := line.split())
-    }
+    said = output_of(" ".join(command), command, environment, PATIENCE_S)
+    lines = {words[0]: [int(value) for value in words[1:]] for line in said.splitlines() if (words := line.split())}
     return {
         case: Case(lines[case], lines[f"{case}_call"], [bool(value) for value in lines[f"{case}_behind"]])
         for case in CASES

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,9 @@ from typing import Any
 
 from cudasched.demo.harness import Child, HarnessError, percentile
 
-from benchmarks.lab.processes import START_TIMEOUT_S, Processes, ask, in_processes
+from benchmarks.lab.processes import START_TIMEOUT_S, Processes, ask, in_processes, output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals, Session
+from benchmarks.lab.session import Done, Found, Goals, Session, median_of, parts_of
 from benchmarks.pytorch.give_back import REFUSED
 
 HERE = Path(__file__).parent
@@ -79,15 +78,10 @@ def run(session: Session, key: str, script: str, *arguments: str, managed: bool,
         environment["CUDASCHED_RUN_DIR"] = run_directory
         command = [sys.executable, str(HERE / script), *arguments]
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3 * needs_s + 60)
-            said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
-        except subprocess.TimeoutExpired:
-            said, done = None, subprocess.CompletedProcess(command, 1, "", "it does not end")
-        except (IndexError, ValueError):
-            said = None
-    if said is None:
-        session.fail(f"{key}: {script} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
-        return
+            said = json.loads(output_of(script, command, environment, 3 * needs_s + 60).splitlines()[-1])
+        except (HarnessError, IndexError, ValueError) as error:
+            session.fail(f"{key}: {script} {' '.join(arguments)} failed: {error}")
+            return
     session.store.keep(key, said)
     session.say(key)
 
@@ -168,18 +162,20 @@ def find_costs(done: Mapping[str, Any]) -> Found:
     found: Found = {}
     for part, name in (("region", "region_us"), ("idle", "region_idle_us")):
         if samples := done.get(f"costs/{part}", {}).get("samples"):
-            found[name] = (statistics.median(samples), min(samples), max(samples), len(samples))
+            found[name] = median_of(samples)
     if observed := done.get("costs/observe"):
         added, off = observed["samples"], observed["differences"]
-        found["observe_ns"] = (statistics.median(added), min(added), max(added), len(added))
+        found["observe_ns"] = median_of(added)
         found["accounting_difference_bytes"] = (max(off), min(off), max(off), len(off))
-    bare, installed = ([part["samples"] for part in _parts(done, f"costs/inference {n}/")] for n in ("bare", "install"))
+    bare, installed = (
+        [part["samples"] for part in parts_of(done, f"costs/inference {n}/")] for n in ("bare", "install")
+    )
     if bare and installed:
         slower = [
             statistics.median(ours) / statistics.median(theirs) - 1
             for ours, theirs in zip(installed, bare, strict=False)
         ]
-        found["install_overhead"] = (statistics.median(slower), min(slower), max(slower), len(slower))
+        found["install_overhead"] = median_of(slower)
     return found
 
 
@@ -192,12 +188,12 @@ def find_give_back(done: Mapping[str, Any]) -> Found:
         return {}
     parts = zip(said["give_back"], said["bare"], said["allocation"], strict=True)
     over = [took - bare - allocation for took, bare, allocation in parts]
-    return {"give_back_over_empty_cache_ms": (statistics.median(over), min(over), max(over), len(over))}
+    return {"give_back_over_empty_cache_ms": median_of(over)}
 
 
 def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> Found:
     """P99 over alone, worst of the servers, and trainings together over alone in the time that requests leave."""
-    together, alone = _parts(done, f"{group}/{how}/"), _parts(done, f"{group}/bare/")
+    together, alone = parts_of(done, f"{group}/{how}/"), parts_of(done, f"{group}/bare/")
     if not together or not alone:
         return {}
     latency, training = LOADS[group]
@@ -219,8 +215,8 @@ def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> F
         kept.append(sum(shares) / max(1 - duty, 1e-9))
     first = "two_threads_p99_ratio" if group == "two_threads" else "four_threads_p99_ratio_worst"
     return {
-        first: (statistics.median(ratios), min(ratios), max(ratios), requests),
-        f"{group}_best_effort": (statistics.median(kept), min(kept), max(kept), len(kept)),
+        first: median_of(ratios, requests),
+        f"{group}_best_effort": median_of(kept),
     }
 
 
@@ -228,7 +224,7 @@ def servers_together(done: Mapping[str, Any], group: str) -> list[float]:
     """Of each repeat the worst server's P99 beside other servers alone, over its own alone: what no policy mends."""
     latency, _ = LOADS[group]
     found = []
-    for bare in _parts(done, f"{group}/bare/"):
+    for bare in parts_of(done, f"{group}/bare/"):
         phases = {phase["phase"]: phase["latency_ms"] for phase in bare["phases"]}
         if "servers" in phases:
             p99 = [
@@ -241,13 +237,9 @@ def servers_together(done: Mapping[str, Any], group: str) -> list[float]:
 
 def find_reserved(done: Mapping[str, Any]) -> Found:
     """Memory that PyTorch holds in the two threads with regions over without."""
-    ours, bare = _parts(done, "two_threads/regions/"), _parts(done, "two_threads/bare/")
+    ours, bare = parts_of(done, "two_threads/regions/"), parts_of(done, "two_threads/bare/")
     ratios = [mine["reserved"] / theirs["reserved"] for mine, theirs in zip(ours, bare, strict=False)]
-    return {"reserved_ratio": (statistics.median(ratios), min(ratios), max(ratios), len(ratios))} if ratios else {}
-
-
-def _parts(done: Mapping[str, Any], prefix: str) -> list[Any]:
-    return [part for key, part in sorted(done.items()) if key.startswith(prefix)]
+    return {"reserved_ratio": median_of(ratios)} if ratios else {}
 
 
 def find(done: Done) -> Found:

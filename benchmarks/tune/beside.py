@@ -14,7 +14,6 @@ import contextlib
 import os
 import signal
 import sqlite3
-import statistics
 import subprocess
 import time
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from cudasched.kernels import _catalog
 from benchmarks.lab.fleet import Fleet, Place
 from benchmarks.lab.processes import brief, latencies, p99
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session
+from benchmarks.lab.session import Found, Session, median_of
 
 SERVER = Place("server", "bert_graph", "two_processes")
 #: Kernels that are tuned beside it: one whose launches are short, one of which some configurations take milliseconds.
@@ -120,11 +119,11 @@ def measure(session: Session) -> Found:
                 print(f"{space}: {'; '.join(told)}", flush=True)
     found: Found = {}
     for name, values in ratios.items():
-        value = statistics.median(values)
-        session.say(f"{name}: P99 {value:.2f} x alone ({min(values):.2f} to {max(values):.2f})")
+        figure = median_of(values)
+        session.say("{}: P99 {:.2f} x alone ({:.2f} to {:.2f})".format(name, *figure))
         what, _, arm = name.partition(", ")
         if arm == SEES:
-            found[f"tuner_{what}_p99_ratio"] = value, min(values), max(values), len(values)
+            found[f"tuner_{what}_p99_ratio"] = figure
     return found
 
 
