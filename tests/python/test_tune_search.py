@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from cudasched.errors import ConfigError, Error
 from cudasched.tune import warm
-from cudasched.tune.bandit import Bandit
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.measurement import Measurement, robust
 from cudasched.tune.recording import Recording, Replay
@@ -423,22 +422,3 @@ def test_a_replay_counts_the_time_that_it_took(tmp_path: Path) -> None:
 def test_outliers_do_not_move_a_time() -> None:
     assert robust([10.0, 10.1, 9.9, 10.0, 55.0, 80.0, 10.05]) == pytest.approx(10.0, abs=0.06)
     assert robust([3.0]) == 3.0 and robust([2.0, 2.0, 2.0, 9.0]) == 2.0
-
-
-def test_a_bandit_learns_which_arm_is_for_which_shape() -> None:
-    bandit = Bandit(2, ["n"], seed=3)
-    random = np.random.default_rng(0)
-
-    def time_of(n: int, arm: int) -> float:
-        return n * (1.0 if (arm == 0) == (n < 1000) else 1.5)
-
-    for _ in range(200):
-        n = int(2 ** random.uniform(5, 15))
-        arm = bandit.choose({"n": n})
-        bandit.tell({"n": n}, arm, time_of(n, arm), n)
-    right = [bandit.choose({"n": n}) for n in (64, 128, 8192, 16384)]
-    assert right == [0, 0, 1, 1]
-    with pytest.raises(ConfigError):
-        bandit.tell({"n": 3}, 0, math.nan, 1.0)
-    with pytest.raises(ConfigError):
-        Bandit(0, ["n"])

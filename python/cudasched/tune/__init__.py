@@ -18,7 +18,6 @@ import sys
 from types import ModuleType
 
 from cudasched.tune._face import tune
-from cudasched.tune.bandit import Bandit
 from cudasched.tune.database import Database
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.output import as_header, as_json
@@ -29,7 +28,6 @@ from cudasched.tune.tuner import Objective, Progress, Settings, Tuned, run
 from cudasched.tune.workers import Limits, Live
 
 __all__ = [
-    "Bandit",
     "Database",
     "Gpu",
     "Limits",
