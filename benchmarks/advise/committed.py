@@ -7,7 +7,7 @@ which the simulator does not have, makes requests slower; and P99 in cudasched's
 
 `coverage_least_program` is the share of launches that the predictor's bound of 90% held for, of the program with the
 least, among the recorded programs that training has not seen, each with a predictor of its own; low and high are the
-least and the most of the programs. The first thousand launches of each, of a second or less, stand apart.
+least and the most of the programs. The first thousand launches of each stand apart.
 """
 
 from __future__ import annotations
