@@ -10,7 +10,7 @@ from cudasched.advise import beside
 from benchmarks.advise import committed
 from benchmarks.advise.foresight import Compared, figures, share_within, tau
 from benchmarks.lab.run import run
-from benchmarks.results.schema import load
+from benchmarks.results.schema import RESULTS, load
 
 pytest.importorskip("pyarrow", reason="forecasts read recordings with pyarrow")
 
@@ -52,3 +52,12 @@ def test_a_pair_is_recorded_and_compared(tmp_path: Path, simulated_driver: Path)
     assert {row.arm for row in load(tmp_path / "foresight_pairs.json").rows} >= {"processes", "slices"}
     told = {row.figure: row for row in load(out).rows}
     assert told["advisor_seconds"].n == told["advisor_best_effort_within_8"].n == 2
+
+
+def test_the_bound_holds_for_each_program_that_training_has_not_seen(tmp_path: Path) -> None:
+    pytest.importorskip("xgboost")
+    out = tmp_path / "foresight.json"
+    assert run("foresight_committed", ["--only", "coverage", "--out", str(out)]) == 0
+    kept = {row.figure: row for row in load(RESULTS / "foresight.json").rows}
+    for row in load(out).rows:
+        assert row.value == pytest.approx(kept[row.figure].value) and row.value >= 0.87
