@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cudasched import mps
+from cudasched._scratch import Scratch
 from cudasched.demo.harness import CUDASCHED, Backend, Child, HarnessError
 
 from benchmarks.lab.processes import ANSWER_S, BREADTH, START_TIMEOUT_S
@@ -89,8 +87,8 @@ class Fleet:
         self._running: dict[Place, Child] = {}
         self._leaving: list[threading.Thread] = []
         self._mps: dict[str, mps.Membership] = {}
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.scratch = Path(tempfile.mkdtemp(prefix="cudasched-breadth-", dir=shared))
+        self._directory = Scratch("fleet", in_memory=True)
+        self.scratch = self._directory.path
 
     def __enter__(self) -> Fleet:
         return self
@@ -102,7 +100,7 @@ class Fleet:
             thread.join()
         for membership in self._mps.values():
             membership.leave()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._directory.close()
 
     def prepare(self, places: Iterable[Place]) -> None:
         """Starts processes that are missing, up to the end of their imports; returns at once.
