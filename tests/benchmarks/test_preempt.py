@@ -280,7 +280,8 @@ def test_main_is_a_scene_of_preempt_and_a_pair_or_a_repeat_may_be_chosen(
     for name in names:
         monkeypatch.delenv(name, raising=False)
     with PreemptFleet(Backend()) as fleet:
-        fleet._mps = SimpleNamespace(environment={"CUDA_MPS_PIPE_DIRECTORY": "p"}, leave=lambda: None)  # type: ignore[assignment]
+        joined = SimpleNamespace(environment={"CUDA_MPS_PIPE_DIRECTORY": "p"}, leave=lambda: None)
+        fleet._mps = {"bare": joined}  # type: ignore[dict-item]
         given = {arm: fleet._environment(Place("program", "torch_lstm", f"{arm}_bare")) for arm in MPS}
         server = fleet._environment(Place("server", "bert_graph", "mps_half_bare"))
     told = {arm: {name: each.get(name) for name in names} for arm, each in given.items()}
