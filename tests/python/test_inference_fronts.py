@@ -113,6 +113,7 @@ def test_questions_are_answered_by_the_other_process(both: Both) -> None:
         (asked(-2), RunError, "numbers or strings of one shape are needed"),
         (asked(1, timeout=float("nan")), InputError, "a number is needed"),
         (Asked("none", "", []), Exception, "no model is named 'none'; there are m"),
+        (Asked("m", "", None), RunError, "the server failed"),  # type: ignore[arg-type]
     ],
 )
 def test_errors_are_of_the_same_class_on_both_sides(
@@ -124,6 +125,15 @@ def test_errors_are_of_the_same_class_on_both_sides(
         with pytest.raises(error, match=said):
             both.remote.known("none")
     assert answer(both, asked(1)) == [2]
+
+
+def test_requests_that_come_together_are_one_batch() -> None:
+    one, other = socket.socketpair()
+    with one, Batcher(Model(), (4,), slo_ms=None, example=np.float64(0)) as batcher:
+        served = _Served(Models({"m": batcher}), Connection(other.detach()), lambda problem: None)
+        served._take([(number, "submit", (asked(number),)) for number in range(4)])
+        wait_for(lambda: batcher.statistics().completed == 4)
+        assert batcher.statistics().batches == {4: 1}
 
 
 def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:

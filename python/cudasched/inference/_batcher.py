@@ -8,8 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -297,6 +298,12 @@ class Batcher:
                 future.cancel()
             raise
         return futures
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Inputs that this thread submits meanwhile wait for one another, and may be of one batch; not `inline`."""
+        with nullcontext() if self._options.inline else self._lock:
+            yield
 
     def _add(self, request: Request, may_start: bool) -> bool:
         """Whether it is a batch by itself, which starts now."""

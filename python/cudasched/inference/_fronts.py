@@ -3,7 +3,7 @@
 One interpreter decodes, batches and answers some hundred requests a second, and most of that time is the protocol's. A
 front is a process that listens at the address of all fronts, decodes requests, and hands their arrays over a socket to
 the process of the models. There, a request costs its batcher's part alone. Each side writes all messages that wait as
-one, so that the answers of a batch wake a front once.
+one: the answers of a batch wake a front once, and requests that come together may be of one batch.
 
 A front ends with the process of the models. Where a front ends by itself, another takes its place.
 """
@@ -83,12 +83,11 @@ class _Link:
             self._waiting.append(message)
             self._some.notify()
 
-    def read(self, handle: Callable[[Any], None]) -> None:
-        """Hands over each message, until the other end is gone."""
+    def read(self, handle: Callable[[list[Any]], None]) -> None:
+        """Hands messages over as they come, until the other end is gone."""
         with suppress(EOFError, OSError):
             while True:
-                for message in pickle.loads(self._connection.recv_bytes()):
-                    handle(message)
+                handle(pickle.loads(self._connection.recv_bytes()))
         self.close()
 
     def close(self) -> None:
@@ -178,17 +177,15 @@ class RemoteModels:
             with suppress(UseError):
                 self._link.send((number, _CANCEL, ()))
 
-    def _take(self, message: tuple[int, Any, Exception | None]) -> None:
-        number, result, error = message
+    def _take(self, messages: list[tuple[int, Any, Exception | None]]) -> None:
         with self._lock:
-            answer = self._answers.pop(number, None)
-        if answer is None:
-            return
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            if error is None:
-                answer.set_result(result)
-            else:
-                answer.set_exception(error)
+            answers = [self._answers.pop(number, None) for number, _, _ in messages]
+        for answer, (_, result, error) in zip(answers, messages, strict=True):
+            with suppress(InvalidStateError):  # cancelled meanwhile
+                if answer is not None and error is not None:
+                    answer.set_exception(error)
+                elif answer is not None:
+                    answer.set_result(result)
 
 
 class _Served:
@@ -206,8 +203,16 @@ class _Served:
             for answer in answers:
                 answer.cancel()
 
-    def _take(self, message: tuple[int, str, tuple[Any, ...]]) -> None:
-        number, method, arguments = message
+    def _take(self, messages: list[tuple[int, str, tuple[Any, ...]]]) -> None:
+        submitted = [message for message in messages if message[1] == _SUBMIT]
+        with self._models.together({arguments[0].model for _, _, arguments in submitted}):
+            for message in submitted:
+                self._do(*message)
+        for message in messages:  # may lock other batchers, and so wait for other fronts
+            if message[1] != _SUBMIT:
+                self._do(*message)
+
+    def _do(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         if method == _CANCEL:
             for answer in self._running.get(number, ()):
                 answer.cancel()
@@ -221,8 +226,8 @@ class _Served:
                     assert method in _CALLS
                     result = getattr(self._models, method)(*arguments)
                     self._say(number, None if method == "known" else result)
-            except Error as error:
-                self._say(number, None, error)
+            except Exception as error:
+                self._refuse(number, error)
 
     def _submit(self, number: int, asked: Asked) -> None:
         answers = self._models.submit(asked)
@@ -247,11 +252,14 @@ class _Served:
             self._say(number, self._models.outputs(asked, [answer.result() for answer in answers]))
         except CancelledError:
             self._say(number, None, UseError("the caller is gone"))
-        except Error as error:
-            self._say(number, None, error)
         except Exception as error:
-            logger.error("a request of %s failed: %r", asked.model, error)
-            self._say(number, None, RunError("the server failed"))
+            self._refuse(number, error)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        if not isinstance(error, Error):
+            logger.error("a request of the models failed: %r", error)
+            error = RunError("the server failed")
+        self._say(number, None, error)
 
     def _say(self, number: int, result: Any, error: Exception | None = None) -> None:
         with suppress(UseError):  # the front is gone

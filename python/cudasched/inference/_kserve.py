@@ -11,8 +11,9 @@ import functools
 import math
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +173,14 @@ class Models:
             return batcher._submit(rows)
         timeout_us = _number(asked, "timeout")
         return batcher._submit(rows, timeout_us / 1e3 if timeout_us else None, -_number(asked, "priority"))
+
+    @contextmanager
+    def together(self, names: Iterable[str]) -> Iterator[None]:
+        """Requests of these models that this thread submits meanwhile may be of one batch each."""
+        with ExitStack() as stack:
+            for name in sorted(self._batchers.keys() & names):  # two threads in one order
+                stack.enter_context(self._batchers[name]._together())
+            yield
 
     def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
         """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""
