@@ -20,7 +20,7 @@ def ablation_table(results: Results) -> str:
         f"| scene | program | mode | {' | '.join(predictors)} |",
         f"|---|---|---|{'---|' * len(predictors)}",
     ]
-    for line in dict.fromkeys((row.scene, row.best_effort_load, row.mode) for row in rows):
+    for line in sorted({(row.scene, row.best_effort_load, row.mode) for row in rows}):
         own = [row for row in rows if (row.scene, row.best_effort_load, row.mode) == line]
         cells = [_medians([row for row in own if row.predictor == name]) for name in predictors]
         lines.append(f"| {' | '.join([*line, *cells])} |")
