@@ -9,15 +9,11 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
         "best_effort_per_s": {"gemm": 580.1}, "counted": {"launches": 70125, ...}, "counted_s": 10.5}
     -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
     -> {"command": "busy"}             <- {"event": "result", "busy_us": 1893.5}
-    -> {"command": "requests", "count": 24}  <- {"event": "result", "launches": [[[20500, 4800, 0], ...], ...],
-                                                 "request_ms": [5.7, ...], "busy_us": 1893.5}
     -> {"command": "quit"}
 
 Times in commands and answers are the device's: on the simulated driver, the wall clock's divided by the driver's scale.
 Only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
-several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own. `--loads FILE.py` takes
-latency loads from a file whose `latency_workload` (`simulated_workload` on the simulated driver) builds them. Where a
-workload has `intervals_ns()`, as a decoder between tokens, these are the latencies, and `request_ms` has the rest.
+several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +22,6 @@ import argparse
 import ctypes
 import dataclasses
 import gc
-import importlib.util
 import json
 import os
 import sys
@@ -52,10 +47,6 @@ SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
 #: One request in so many runs between two timing events, to tell waiting from work; the events cost the GPU 4 us.
 TIMED_EVERY = 5
-#: Steps of the loop that shows how fast the host is just now; there is time for it so long before a request is due.
-PACE_STEPS = 1000
-PACE_NS = 500_000
-
 LatencyRegion = Callable[[float], AbstractContextManager[Any]]
 """The context of a request with this latency target in ms (0: none)."""
 Region = Callable[[], AbstractContextManager[Any]]
@@ -98,10 +89,6 @@ class Workload(Protocol):
         """Start and length in ns of every kernel, copy and fill of some steps run now, and how many steps."""
         ...
 
-    def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """The host's actions in `count` requests run now: their launches, in the form of recorded.py."""
-        ...
-
 
 def tighten_timers() -> None:
     """Takes the 50 us of slack off the calling thread's sleeps, so that they end on time."""
@@ -114,18 +101,6 @@ def wait_until(target_ns: int) -> None:
         time.sleep((left_ns - SPIN_NS) / 1e9 if left_ns > SPIN_NS else 0)
 
 
-def host_pace_us() -> float:
-    """CPU time in us of a piece of work that is always the same: how slow the host is just now.
-
-    Without the thread's waits, as for the interpreter's lock.
-    """
-    began_ns = time.thread_time_ns()
-    total = 0
-    for step in range(PACE_STEPS):
-        total += step
-    return round((time.thread_time_ns() - began_ns) / 1e3, 3)
-
-
 class Client:
     """The workloads of one process, and the loops that drive them.
 
@@ -134,7 +109,6 @@ class Client:
         best_effort: The loads that run in a closed loop, by name.
         scale: Wall-clock seconds that one second of the device takes.
         regions: One for each role, entered around each request and each step.
-        cores: Which cores the threads of a role, `latency` or `best_effort`, may use; all where none are named.
     """
 
     def __init__(
@@ -143,29 +117,20 @@ class Client:
         best_effort: dict[str, Workload],
         scale: float,
         regions: tuple[LatencyRegion, Region],
-        cores: dict[str, list[int]] | None = None,
     ) -> None:
         self.latency = latency
         self.best_effort = best_effort
         self.scale = scale
         self.latency_region, self.best_effort_region = regions
-        self.cores = cores or {}
-
-    def _use_cores(self, role: str) -> None:
-        """Moves the calling thread, and threads that it starts (as PyTorch's for backward), to the role's cores."""
-        if self.cores.get(role):
-            os.sched_setaffinity(0, self.cores[role])
 
     def warm_up(self) -> None:
         """Runs each workload a little: allocations, autotuning and the history of its kernels settle."""
-        self._use_cores("latency")
         for workload in self.latency.values():
             with workload.context():
                 for _ in range(workload.warm_up_steps):
                     with self.latency_region(0.0):
                         workload.step()
                         workload.synchronize()
-        self._use_cores("best_effort")
         for workload in self.best_effort.values():
             with workload.context():
                 for _ in range(workload.warm_up_steps):
@@ -183,7 +148,6 @@ class Client:
         hint_ms: float,
         slo_ms: float,
         keep_due: bool = False,
-        keep_pace: bool = False,
     ) -> dict[str, Any]:
         """One measured run of every workload here, from `start_ns` for `seconds` of the wall clock.
 
@@ -196,8 +160,6 @@ class Client:
             hint_ms: A request's region is entered so long before the request is due, which is prepared within.
             slo_ms: Latency target of a request's region, counted from its entry; 0: none.
             keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
-            keep_pace: It also has `pace_us`, how slow the host was after each request (`host_pace_us`), or after the
-                last one that no other was due behind.
         """
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
         before = numbers()
@@ -207,14 +169,12 @@ class Client:
             times = schedule(arrivals, rates_hz[name], length_s, seed + 1000 * list(rates_hz).index(name))
             due_ns = [start_ns + int((at * self.scale - LEAD_IN_S) * 1e9) for at in times]
             give_up_ns = start_ns + int((seconds + OVERTIME_S) * 1e9)
-            keep = keep_due, keep_pace
-            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms, *keep)
+            drive = partial(self._drive_latency, workload, start_ns, due_ns, give_up_ns, hint_ms, slo_ms, keep_due)
             tasks.append(("latency", name, drive))
         for name, workload in self.best_effort.items():
             tasks.append(("best_effort_per_s", name, partial(self._drive_best_effort, workload, start_ns, seconds)))
 
         def carry_out(kind: str, name: str, drive: Callable[[], Any]) -> None:
-            self._use_cores("latency" if kind == "latency" else "best_effort")
             result[kind][name] = drive()
 
         threads = [threading.Thread(target=carry_out, args=task, daemon=True) for task in tasks[1:]]
@@ -252,28 +212,6 @@ class Client:
             spans, steps = workload.busy_spans()
         return {"busy_us": covered_ns(spans) / 1e3 / steps}
 
-    def requests(self, count: int) -> dict[str, Any]:
-        """The requests' times, their GPU times, and their launches for the simulator.
-
-        Without launches, `problem` says why.
-        """
-        if len(self.latency) != 1:
-            raise ValueError("this worker has not one latency load")
-        (workload,) = self.latency.values()
-        request_ms = []
-        with workload.context():
-            for _ in range(count):
-                began_ns = time.monotonic_ns()
-                workload.step()
-                workload.synchronize()
-                request_ms.append(round((time.monotonic_ns() - began_ns) / self.scale / 1e6, 5))
-            spans, steps = workload.busy_spans()
-            found = {"request_ms": request_ms, "busy_us": covered_ns(spans) / 1e3 / steps, "launches": []}
-            try:
-                return found | {"launches": workload.recorded_requests(count)}
-            except ValueError as error:
-                return found | {"problem": str(error)}
-
     def _drive_latency(
         self,
         workload: Workload,
@@ -283,15 +221,11 @@ class Client:
         hint_ms: float,
         slo_ms: float,
         keep_due: bool,
-        keep_pace: bool,
     ) -> dict[str, Any]:
         hint_ns = int(hint_ms * self.scale * 1e6)
         latency_ms: list[float] = []
-        request_ms: list[float] = []
         served_due_ns: list[int] = []
         wait_ms: list[float] = []
-        pace_us: list[float] = []
-        intervals_ns: Callable[[], list[int]] | None = getattr(workload, "intervals_ns", None)
         unserved = 0
         tighten_timers()
         with workload.context():
@@ -310,22 +244,12 @@ class Client:
                         workload.synchronize()
                 if due < start_ns:
                     continue
-                request_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
+                latency_ms.append(round((time.monotonic_ns() - due) / self.scale / 1e6, 5))
                 served_due_ns.append(due)
-                if intervals_ns:
-                    latency_ms += [round(interval / self.scale / 1e6, 5) for interval in intervals_ns()]
                 if timed:
-                    wait_ms.append(round(max(0.0, request_ms[-1] - timed()), 5))
-                if keep_pace:
-                    due_next = due_ns[number + 1] if number + 1 < len(due_ns) else give_up_ns
-                    is_free = time.monotonic_ns() < due_next - PACE_NS
-                    pace_us.append(host_pace_us() if is_free or not pace_us else pace_us[-1])
-        result = {"latency_ms": latency_ms if intervals_ns else request_ms, "wait_ms": wait_ms, "unserved": unserved}
-        if keep_due:
-            result["due_ns"] = served_due_ns
-        if keep_pace:
-            result["pace_us"] = pace_us
-        return result | {"request_ms": request_ms} if intervals_ns else result
+                    wait_ms.append(round(max(0.0, latency_ms[-1] - timed()), 5))
+        result = {"latency_ms": latency_ms, "wait_ms": wait_ms, "unserved": unserved}
+        return result | {"due_ns": served_due_ns} if keep_due else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
         """Items a second of the device."""
@@ -412,12 +336,6 @@ def build(args: argparse.Namespace) -> Client:
         else:
             import workloads
         make_latency, make_best_effort = workloads.latency_workload, workloads.best_effort_workload
-    if args.loads:
-        source = importlib.util.spec_from_file_location("loads", args.loads)
-        assert source and source.loader
-        loads = importlib.util.module_from_spec(source)
-        source.loader.exec_module(loads)
-        make_latency = loads.simulated_workload if args.backend == "simulated" else loads.latency_workload
     latency: dict[str, Workload] = {name: make_latency(name, own_stream=shared) for name in latency_names}
     best_effort: dict[str, Workload] = {name: make_best_effort(name, own_stream=shared) for name in best_effort_names}
     regions: tuple[LatencyRegion, Region] = (lambda slo_ms: nullcontext(), nullcontext)
@@ -425,8 +343,7 @@ def build(args: argparse.Namespace) -> Client:
         regions = managed_regions(latency.values(), best_effort.values())
     if shared:
         sys.setswitchinterval(1e-4)  # else any thread may hold the interpreter for 5 ms
-    own_cores = {"latency": args.latency_cores, "best_effort": args.best_effort_cores}
-    return Client(latency, best_effort, args.time_scale, regions, own_cores)
+    return Client(latency, best_effort, args.time_scale, regions)
 
 
 def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -445,8 +362,6 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
             result = client.kernels()
         elif name == "busy":
             result = client.busy()
-        elif name == "requests":
-            result = client.requests(**command)
         else:
             raise ValueError(f"unknown command {name!r}")
         answer({"event": "result", **result})
@@ -468,11 +383,6 @@ def take_protocol() -> Callable[[dict[str, Any]], None]:
     return answer
 
 
-def cores(text: str) -> list[int]:
-    """Of an option."""
-    return [int(number) for number in text.split(",")]
-
-
 def main() -> int:
     """Entry point of the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -481,10 +391,6 @@ def main() -> int:
     parser.add_argument("--backend", choices=("torch", "simulated"), default="torch")
     parser.add_argument("--managed", action="store_true", help="schedule the roles of this process with regions")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
-    parser.add_argument("--loads", help="a Python file that builds the latency loads instead")
-    for role in ("latency", "best-effort"):
-        words = f"which cores {role} loads may use, by commas; all that there are by default"
-        parser.add_argument(f"--{role}-cores", type=cores, default=[], help=words)
     parser.add_argument("--probe", action="store_true", help="name the GPU to run on, and stop")
     args = parser.parse_args()
     answer = take_protocol()
@@ -493,8 +399,6 @@ def main() -> int:
         return 0
     if not (args.latency or args.best_effort):
         parser.error("name a --latency load, a --best-effort load, or both")
-    if args.latency_cores or args.best_effort_cores:
-        os.sched_setaffinity(0, {*args.latency_cores, *args.best_effort_cores})
     began = time.monotonic()
     client = build(args)
     client.warm_up()

@@ -8,11 +8,10 @@ real GPU. Loads answer to the `Workload` protocol of client.py.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import byref, c_char_p, c_float, c_int, c_uint, c_void_p
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 IMAGE_HEADER = "cudasched-sim 1\n"
 #: 132 SMs of four blocks each: a best-effort kernel fills the device once, a latency kernel a quarter of it.
@@ -211,22 +210,6 @@ class SimulatedWorkload:
         """The set times of one request's kernels, in ns, one after the other, and the steps: one."""
         lengths = [1000 * us for us in self._durations_us] * self._steps
         return list(zip(accumulate(lengths, initial=0), lengths, strict=False)), 1
-
-    def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """The launches of `count` requests, with the host's gaps between them (see recorded.py)."""
-        launched_ns = [time.monotonic_ns()]
-        for us in self._durations_us:
-            self._driver.launch(self._functions[us], self._blocks, self._stream)
-            launched_ns.append(time.monotonic_ns())
-        self.synchronize()
-        gaps_ns = [after - before for before, after in pairwise(launched_ns)]
-        one = list(zip(gaps_ns, (1000 * us for us in self._durations_us), strict=True))
-        request = [
-            (gap_ns, gpu_ns, int(step > 0 and number == 0))
-            for step in range(self._steps)
-            for number, (gap_ns, gpu_ns) in enumerate(one)
-        ]
-        return [request] * count
 
     def _launch_all(self) -> None:
         for us in self._durations_us:

@@ -222,27 +222,6 @@ class TorchWorkload:
         spans = [(event.start_ns(), event.duration_ns()) for event in device_events(run) if not _is_annotation(event)]
         return spans, self.profiled_steps
 
-    def recorded_requests(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """The host's actions in `count` requests run now: their launches, in the form of recorded.py."""
-        from recorded import DeviceWork, HostCall, requests_of
-
-        self.synchronize()
-
-        def run() -> None:
-            for _ in range(count + 1):
-                self.step()
-                self.synchronize()
-
-        calls, works = [], []
-        for event in all_events(run):
-            if event.device_type() == torch.autograd.DeviceType.CUDA:
-                if not _is_annotation(event):
-                    works.append(DeviceWork(event.start_ns(), event.duration_ns(), event.correlation_id()))
-            elif event.name().startswith(("cuda", "cu")):
-                end_ns = event.start_ns() + event.duration_ns()
-                calls.append(HostCall(event.start_ns(), end_ns, event.name(), event.correlation_id()))
-        return requests_of(calls, works, count + 1)
-
 
 def kernel_durations_us(run: Callable[[], None]) -> list[float]:
     """Durations in us of every kernel that `run` launches and waits for, as CUPTI records them."""
@@ -251,15 +230,6 @@ def kernel_durations_us(run: Callable[[], None]) -> list[float]:
 
 def device_events(run: Callable[[], None]) -> list[Any]:
     """The GPU's work that `run` submits and waits for, as CUPTI records it.
-
-    Raises:
-        RuntimeError: No kernel was recorded.
-    """
-    return [event for event in all_events(run) if event.device_type() == torch.autograd.DeviceType.CUDA]
-
-
-def all_events(run: Callable[[], None]) -> list[Any]:
-    """The same, and the calls to CUDA that the host made.
 
     Raises:
         RuntimeError: No kernel was recorded.
@@ -273,7 +243,7 @@ def all_events(run: Callable[[], None]) -> list[Any]:
     events = list(profiler.profiler.kineto_results.events())
     if not any(map(_is_kernel, events)):
         raise RuntimeError("torch.profiler recorded no kernels (is another CUPTI subscriber in this process?)")
-    return events
+    return [event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA]
 
 
 def _is_annotation(event: Any) -> bool:
