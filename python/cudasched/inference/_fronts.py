@@ -35,7 +35,7 @@ __all__ = ["Fronts", "Options", "RemoteModels"]
 
 _SUBMIT, _CANCEL, _LISTENS = "submit", "cancel", "listens"
 _CALLS = frozenset({"server", "known", "metadata", "index", "statistics"})
-_READY_S = 60.0
+_READY_S = 120.0
 _SHORT_S, _MOST_SHORT = 5.0, 3  # so many fronts in a row that end so soon: a further one would, too
 _END_S = 5.0
 
