@@ -250,7 +250,8 @@ def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Comm
     first = serving.fronts()
     assert len(first) == 2
     assert all(serving.post(number, 1) == [2 * number, 2] and serving.call() for number in range(8))
-    taken = cudasched("models", "serve", "models.py", "--port", serving.port, "--fronts", "1")
+    again = ["models.py", "--port", serving.port, "--token-file", "token", "--fronts", "1"]
+    taken = cudasched("models", "serve", *again)
     assert taken.returncode != 0 and f"port {serving.port} is in use by another program" in taken.stderr
     os.kill(first[0], signal.SIGKILL)
     assert "a front of the models ended by itself; another takes its place" in serving.stderr.readline()
@@ -279,6 +280,6 @@ def test_a_front_that_cannot_listen_says_why(
     monkeypatch.chdir(tmp_path)
     Path("models.py").write_text(MODELS)
     Path("none.pem").write_text("none")
-    tls = ["--tls-cert", "none.pem", "--tls-key", "none.pem"]
-    done = cudasched("models", "serve", "models.py", "--port", "0", "--fronts", "3", *tls)
+    options = ["--port", "0", "--token-file", "token", "--tls-cert", "none.pem", "--tls-key", "none.pem"]
+    done = cudasched("models", "serve", "models.py", "--fronts", "3", *options)
     assert done.returncode != 0 and done.stderr.count("are no certificate and key") == 1, done.stderr
