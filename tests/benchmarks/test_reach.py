@@ -24,6 +24,11 @@ SIZES = "localhost/base:latest   170 MB\nlocalhost/cudasched:demo          294.5
             "99% tests passed, 2 tests failed out of 900\nTotal Test time (real) = 329.53 sec\n",
             {"arm64_tests_failed": 2.0, "arm64_suite_s": 329.53},
         ),
+        (
+            reach.arm64,
+            "100% tests passed out of 900\nTotal Test time (real) = 329.53 sec\n",
+            {"arm64_tests_failed": 0.0, "arm64_suite_s": 329.53},
+        ),
     ],
 )
 def test_figures_are_those_that_the_script_prints(
