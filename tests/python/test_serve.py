@@ -664,7 +664,8 @@ def test_answers_are_not_delayed_by_nagle() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listening = _server._listen("127.0.0.1", 0)
+        listening = _server._bound("127.0.0.1", 0, shared=False)
+        listening.listen()
         listening.waiting = _server._Waiting(8)
         async with await asyncio.start_server(connected, sock=listening):
             _, writer = await asyncio.open_connection(*listening.getsockname())
