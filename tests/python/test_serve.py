@@ -499,8 +499,13 @@ def test_connections_that_say_nothing_shut_nobody_out(
             held += resting(server.address, 20)
         for each in held:
             each.close()
-        seen = [bool(sample["clients"]) for sample in server.ask("api/v1/usage")[1]["samples"]]
-        assert all(seen[seen.index(True) :])
+        seen: list[bool] = []
+        until = time.monotonic() + PATIENCE_S
+        while True not in seen:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+            seen = [bool(sample["clients"]) for sample in server.ask("api/v1/usage")[1]["samples"]]
+        assert all(seen[seen.index(True) :]), seen
 
 
 def test_grpc_calls_without_the_token_hold_no_thread(server: Serving) -> None:
