@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import runpy
-import signal
 import sys
 import traceback
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import cudasched
-from cudasched.cli.serve import AllowedHost, GrpcPort, Host, Insecure, Port, TlsCert, TlsKey, TokenFile, check
+from cudasched.cli.serve import AllowedHost, GrpcPort, Host, Insecure, Port, TlsCert, TlsKey, TokenFile, announce, check
 from cudasched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cudasched.serve._server import Server
 
 __all__ = ["app"]
 
@@ -47,16 +47,12 @@ def serve(
     """Serve the models of a file by the open inference protocol (KServe v2), until Ctrl-C or SIGTERM."""
     check(host, tls_cert, tls_key, insecure)
     try:
-        from cudasched.inference._kserve_http import PUBLIC, application
+        from cudasched.inference._fronts import Fronts, Options, server_of
+        from cudasched.inference._kserve import Models
     except ImportError:
         raise ConfigError("a server of models needs NumPy: pip install 'cudasched[serve]'") from None
     from cudasched.inference import Batcher
-    from cudasched.inference._fronts import Fronts, Options
-    from cudasched.inference._kserve import Models
-    from cudasched.inference._kserve_grpc import grpc_server
-    from cudasched.serve._guard import Limits
-    from cudasched.serve._secret import state_directory, token_from
-    from cudasched.serve._server import Server
+    from cudasched.serve._secret import state_directory
 
     cudasched._activate(as_program=True)  # before the file loads CUDA
     sys.setswitchinterval(1e-4)  # else a batch that the GPU has done may wait 5 ms for another thread's Python
@@ -73,36 +69,18 @@ def serve(
     if not isinstance(models, dict) or not models or not all(isinstance(each, Batcher) for each in models.values()):
         raise ConfigError(f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}')
     token_path = token_file or state_directory() / "serve.token"
-    token, names, body_bytes = token_from(token_path), tuple(allowed_host or ()), max_mib << 20
+    names, body_bytes = tuple(allowed_host or ()), max_mib << 20
+    options = Options(host, port, grpc_port, token_path, tls_cert, tls_key, names, body_bytes)
     with ExitStack() as batchers:
         for batcher in models.values():
             batchers.enter_context(batcher)
         offered = Models(models)
         server: Server | Fronts
         if fronts:
-            options = Options(host, port, grpc_port, token_path, tls_cert, tls_key, names, body_bytes)
             server = Fronts(offered, fronts, options)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: server.stop())
             server.start()
         else:
-            server = Server(
-                application(offered),
-                token,
-                public=PUBLIC,
-                grpc=partial(grpc_server, offered),
-                host=host,
-                port=port,
-                grpc_port=grpc_port,
-                certificate=tls_cert,
-                key=tls_key,
-                allowed_hosts=names,
-                limits=Limits(body_bytes=body_bytes, per_s=math.inf),
-            )
-        shown, scheme = f"[{host}]" if ":" in host else host, "https" if tls_cert else "http"
-        print(f"cudasched: {scheme}://{shown}:{server.port}/v2/models/{{{','.join(models)}}}", file=sys.stderr)
-        if server.grpc_port is not None:
-            print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
-        print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)
+            server = server_of(offered, options)
+        announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
         server.run()
     return 0

@@ -6,12 +6,16 @@ import importlib
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cudasched.inference._fronts import Fronts
+    from cudasched.serve._server import Server
 
 __all__ = [
     "EXAMPLE",
@@ -23,6 +27,7 @@ __all__ = [
     "TlsCert",
     "TlsKey",
     "TokenFile",
+    "announce",
     "check",
     "command",
 ]
@@ -66,6 +71,17 @@ def check(host: str, tls_cert: Path | None, tls_key: Path | None, insecure: bool
         raise ConfigError(
             f"other machines reach {host}: give --tls-cert and --tls-key, or --insecure where the network is trusted"
         )
+
+
+def announce(server: Server | Fronts, host: str, path: str, token_path: Path) -> str:
+    """Says on standard error where a server listens, and where its token is; returns its address with the port."""
+    shown = f"[{host}]" if ":" in host else host
+    address = f"{shown}:{server.port}"
+    print(f"cudasched: {server.scheme}://{address}/{path}", file=sys.stderr)
+    if server.grpc_port is not None:
+        print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
+    print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)
+    return address
 
 
 def command(
@@ -123,15 +139,10 @@ def command(
         allowed_hosts=tuple(allowed_host or ()),
         admission=_admission.application(admission_image) if admission_image else None,
     )
-    shown = f"[{host}]" if ":" in host else host
     # To a terminal, with the token: the part after the # is sent to no server. An output that may be a log does not get
     # the token.
     fragment = f"#token={token}" if sys.stderr.isatty() else ""
-    print(f"cudasched: {server.scheme}://{shown}:{server.port}/{fragment}", file=sys.stderr)
-    if server.grpc_port is not None:
-        print(f"cudasched: gRPC at {shown}:{server.grpc_port}", file=sys.stderr)
-    print(f"cudasched: the token is in {token_path}", file=sys.stderr, flush=True)
-    audit.write("started", address=f"{shown}:{server.port}")
+    audit.write("started", address=announce(server, host, fragment, token_path))
     try:
         server.run()
     finally:

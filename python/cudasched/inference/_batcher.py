@@ -8,9 +8,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -299,11 +299,9 @@ class Batcher:
             raise
         return futures
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self) -> AbstractContextManager[object]:
         """Inputs that this thread submits meanwhile wait for one another, and may be of one batch; not `inline`."""
-        with nullcontext() if self._options.inline else self._lock:
-            yield
+        return nullcontext() if self._options.inline else self._lock
 
     def _add(self, request: Request, may_start: bool) -> bool:
         """Whether it is a batch by itself, which starts now."""

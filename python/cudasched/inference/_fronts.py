@@ -24,30 +24,34 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudasched.errors import ConfigError, Error
 from cudasched.inference._errors import RunError, UseError
 from cudasched.inference._kserve import Asked, Models
 from cudasched.log import logger
 
-__all__ = ["Fronts", "Options", "RemoteModels"]
+if TYPE_CHECKING:
+    from cudasched.serve._server import Server
+
+__all__ = ["Fronts", "Options", "RemoteModels", "server_of"]
 
 _SUBMIT, _CANCEL, _LISTENS = "submit", "cancel", "listens"
 _CALLS = frozenset({"server", "known", "metadata", "index", "statistics"})
 _READY_S = 120.0
 _SHORT_S, _MOST_SHORT = 5.0, 3  # so many fronts in a row that end so soon: a further one would, too
 _END_S = 5.0
+_GONE = "the process of the models is gone"
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of each front: the arguments of `Server`, and files in the place of their contents.
+    """Of a server of models, or of each front: the arguments of `Server`, and files in the place of their contents.
 
     Attributes:
         host: The address.
-        port: The same of all fronts.
-        grpc_port: The same of all fronts; None: no gRPC.
+        port: Of HTTP; 0: any that is free.
+        grpc_port: Likewise; None: no gRPC.
         token_file: Has the token.
         tls_cert: A PEM file; None: no TLS.
         tls_key: A PEM file.
@@ -65,6 +69,36 @@ class Options:
     body_bytes: int
 
 
+def server_of(models: Models, options: Options, shared: bool = False) -> Server:
+    """A server of models in this process. Errors as of `Server`.
+
+    Args:
+        models: Those of this process, or of another one.
+        options: Its options.
+        shared: Other processes listen at the same ports.
+    """
+    from cudasched.inference._kserve_grpc import grpc_server
+    from cudasched.inference._kserve_http import PUBLIC, application
+    from cudasched.serve._guard import Limits
+    from cudasched.serve._secret import token_from
+    from cudasched.serve._server import Server
+
+    return Server(
+        application(models),
+        token_from(options.token_file),
+        public=PUBLIC,
+        grpc=partial(grpc_server, models, shared=shared),
+        host=options.host,
+        port=options.port,
+        grpc_port=options.grpc_port,
+        certificate=options.tls_cert,
+        key=options.tls_key,
+        allowed_hosts=options.allowed_hosts,
+        limits=Limits(body_bytes=options.body_bytes, per_s=math.inf),
+        shared=shared,
+    )
+
+
 class _Link:
     """One end of the socket: messages in lists, read by one thread and written by another."""
 
@@ -79,7 +113,7 @@ class _Link:
         """Returns at once. Raises UseError where the other end is gone."""
         with self._some:
             if self._over:
-                raise UseError("the process of the models is gone")
+                raise UseError(_GONE)
             self._waiting.append(message)
             self._some.notify()
 
@@ -100,8 +134,7 @@ class _Link:
         with suppress(OSError):
             while True:
                 with self._some:
-                    while not self._waiting and not self._over:
-                        self._some.wait()
+                    self._some.wait_for(lambda: self._waiting or self._over)
                     if self._over:
                         return
                     messages, self._waiting = self._waiting, []
@@ -125,7 +158,7 @@ class RemoteModels:
             waiting, self._answers = list(self._answers.values()), {}
         for answer in waiting:
             with suppress(InvalidStateError):
-                answer.set_exception(UseError("the process of the models is gone"))
+                answer.set_exception(UseError(_GONE))
 
     def listens(self, problem: str) -> None:
         """Says that this front listens, or why it does not."""
@@ -275,13 +308,16 @@ class Fronts:
         options: Of each.
 
     Raises:
-        ConfigError: An address cannot be had.
+        ConfigError: An address cannot be had, or the token.
     """
 
     def __init__(self, models: Models, count: int, options: Options) -> None:
+        from cudasched.serve._secret import token_from
         from cudasched.serve._server import reserved
 
+        token_from(options.token_file)  # made before the fronts read it
         self._models = models
+        self.scheme = "https" if options.tls_cert else "http"
         self._reserved = [reserved(options.host, options.port)]
         if options.grpc_port is not None:
             self._reserved.append(reserved(options.host, options.grpc_port))
@@ -298,7 +334,14 @@ class Fronts:
         ]
 
     def start(self) -> None:
-        """Returns when all fronts listen. Raises ConfigError where one does not."""
+        """Returns when all fronts listen; from here on SIGTERM and SIGINT end `run`, if this is the main thread.
+
+        Raises:
+            ConfigError: A front does not listen.
+        """
+        from cudasched.serve._server import on_signals
+
+        on_signals(self.stop)
         for thread in self._threads:
             thread.start()
         until = time.monotonic() + _READY_S
@@ -385,30 +428,11 @@ class Fronts:
 
 def main() -> int:
     """A front: serves what it is told at the other end of the socket whose descriptor is given."""
-    from cudasched.inference._kserve_grpc import grpc_server
-    from cudasched.inference._kserve_http import PUBLIC, application
-    from cudasched.serve._guard import Limits
-    from cudasched.serve._secret import token_from
-    from cudasched.serve._server import Server
-
     connection = Connection(int(sys.argv[1]))
     options = Options(**connection.recv())
     models: Any = RemoteModels(connection)
     try:
-        server = Server(
-            application(models),
-            token_from(options.token_file),
-            public=PUBLIC,
-            grpc=partial(grpc_server, models, shared=True),
-            host=options.host,
-            port=options.port,
-            grpc_port=options.grpc_port,
-            certificate=options.tls_cert,
-            key=options.tls_key,
-            allowed_hosts=options.allowed_hosts,
-            limits=Limits(body_bytes=options.body_bytes, per_s=math.inf),
-            shared=True,
-        )
+        server = server_of(models, options, shared=True)
     except Error as error:
         models.listens(str(error))
         models.read()

@@ -32,7 +32,7 @@ from cudasched.observe.prometheus import _why
 from cudasched.serve import _admission
 from cudasched.serve._guard import Application, Callers, Guard, Limits, Receive, Scope, Send, hosts_of
 
-__all__ = ["Server", "is_loopback", "reserved"]
+__all__ = ["Server", "is_loopback", "on_signals", "reserved"]
 
 _HEAD_S = 10.0
 _HEAD_BYTES = 16 * 1024
@@ -186,6 +186,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+def on_signals(stop: Callable[[], None]) -> None:
+    """Has SIGTERM and SIGINT call `stop`, where this is the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop())
+
+
 def _bound(host: str, port: int, shared: bool) -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
@@ -318,9 +325,7 @@ class Server:
 
     def run(self) -> None:
         """Serves until `stop` is called, or SIGTERM or SIGINT comes to the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: self.stop())
+        on_signals(self.stop)
         if self._grpc is not None:
             self._grpc.start()
         try:
