@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING
 from pathlib import Path
@@ -22,6 +23,14 @@ _OF_LONG_KERNELS = "cudasched: warning: a best-effort launch was held for 100 ms
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs a program to its end; see the fixtures `python` and `cudasched`."""
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    """Waits until that is so. Of programs that are told what to do, `program.eventually` names it."""
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until, "it never is so"
+        time.sleep(0.005)
 
 
 def but_for_long_kernels(text: str) -> str:

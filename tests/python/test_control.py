@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cudasched import ArbiterError, ConfigError, control
-from support import PATIENCE_S
+from support import PATIENCE_S, eventually
 
 WORKS = """
 import sys, threading, cudasched, launcher
@@ -63,13 +63,6 @@ def program(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         finally:
             running.send_signal(signal.SIGCONT)
             running.stdin.close()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    limit = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def named(name: str) -> control.Client:

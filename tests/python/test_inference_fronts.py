@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cudasched.inference import Batcher, DeadlineError, InputError, RunError, UseError
-from support import PATIENCE_S, Run
+from support import PATIENCE_S, Run, eventually
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -132,19 +132,19 @@ def test_requests_that_come_together_are_one_batch() -> None:
     with one, Batcher(Model(), (4,), slo_ms=None, example=np.float64(0)) as batcher:
         served = _Served(Models({"m": batcher}), Connection(other.detach()), lambda problem: None)
         served._take([(number, "submit", (asked(number),)) for number in range(4)])
-        wait_for(lambda: batcher.statistics().completed == 4)
+        eventually(lambda: batcher.statistics().completed == 4)
         assert batcher.statistics().batches == {4: 1}
 
 
 def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:
     both.model.may.clear()
     (first,) = both.remote.submit(asked(1))
-    wait_for(lambda: both.batcher.statistics().running == 1)
+    eventually(lambda: both.batcher.statistics().running == 1)
     (second,) = both.remote.submit(asked(5, 6))
     (late,) = both.remote.submit(asked(7, timeout=1))
-    wait_for(lambda: both.batcher.statistics().submitted == 4)
+    eventually(lambda: both.batcher.statistics().submitted == 4)
     assert second.cancel()
-    wait_for(lambda: both.batcher.statistics().cancelled == 2)
+    eventually(lambda: both.batcher.statistics().cancelled == 2)
     time.sleep(0.01)  # the third one's time in the queue
     both.model.may.set()
     assert first.result(PATIENCE_S)["output_0"] == [2]
@@ -158,29 +158,22 @@ def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:
 def test_a_front_that_is_gone_has_its_requests_cancelled(both: Both) -> None:
     both.model.may.clear()
     (first,) = both.remote.submit(asked(1))
-    wait_for(lambda: both.batcher.statistics().running == 1)
+    eventually(lambda: both.batcher.statistics().running == 1)
     (second,) = both.remote.submit(asked(5))
-    wait_for(lambda: both.batcher.statistics().submitted == 2)
+    eventually(lambda: both.batcher.statistics().submitted == 2)
     both.front.shutdown(socket.SHUT_RDWR)
     for each in (first, second):
         with pytest.raises(UseError, match="the process of the models is gone"):
             each.result(PATIENCE_S)
-    wait_for(lambda: both.batcher.statistics().cancelled == 1)
+    eventually(lambda: both.batcher.statistics().cancelled == 1)
     with pytest.raises(UseError, match="the process of the models is gone"):
         both.remote.submit(asked(1))
-
-
-def wait_for(reached: Any) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 # ---- the command
 
 MODELS = """
-import os, numpy
+import numpy
 from cudasched.inference import Batcher
 
 models = {"double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None, example=numpy.zeros(2))}
@@ -192,19 +185,8 @@ class Command:
 
     def __init__(self, command: str, *options: str) -> None:
         Path("models.py").write_text(MODELS)
-        arguments = [
-            command,
-            "models",
-            "serve",
-            "models.py",
-            "--port",
-            "0",
-            "--grpc-port",
-            "0",
-            "--token-file",
-            "token",
-        ]
-        self.process = subprocess.Popen([*arguments, *options], stderr=subprocess.PIPE, text=True)
+        served = ["models.py", "--port", "0", "--grpc-port", "0", "--token-file", "token", *options]
+        self.process = subprocess.Popen([command, "models", "serve", *served], stderr=subprocess.PIPE, text=True)
         assert self.process.stderr
         self.stderr = self.process.stderr
         lines = [self.stderr.readline() for _ in range(3)]
@@ -262,7 +244,7 @@ def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Comm
         except (urllib.error.URLError, ConnectionError):  # its connections, until the port is the other's alone
             return False
 
-    wait_for(answers)
+    eventually(answers)
     serving.process.send_signal(signal.SIGTERM)
     assert serving.process.wait(PATIENCE_S) == 0
     assert serving.stderr.read() == ""
@@ -271,7 +253,7 @@ def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Comm
 def test_fronts_end_with_the_process_of_the_models(serving: Command) -> None:
     fronts = serving.fronts()
     serving.process.kill()
-    wait_for(lambda: not any(Path(f"/proc/{front}/cmdline").exists() for front in fronts))
+    eventually(lambda: not any(Path(f"/proc/{front}/cmdline").exists() for front in fronts))
 
 
 def test_a_front_that_cannot_listen_says_why(

@@ -6,8 +6,7 @@ import importlib
 import importlib.util
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cudasched.inference import Batcher
-from support import PATIENCE_S, ROOT
+from support import PATIENCE_S, ROOT, eventually
 
 for needed in ("fastapi", "uvicorn", "grpc", "tritonclient", "geventhttpclient"):
     if importlib.util.find_spec(needed) is None:  # looked for alone: gevent is not loaded for other tests
@@ -50,13 +49,6 @@ STATUS = {
     "503": "StatusCode.UNAVAILABLE",
     "504": "StatusCode.DEADLINE_EXCEEDED",
 }
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def words(inputs: list[Any]) -> list[Any]:
@@ -99,8 +91,9 @@ def serving() -> Iterator[Serving]:
         }
         batchers = {name: stack.enter_context(batcher) for name, batcher in made.items()}
         limits = Limits(body_bytes=1 << 20, per_s=1e6, burst=1_000_000)
-        grpc = partial(grpc_server, Models(batchers))
-        server = Server(application(Models(batchers)), TOKEN, public=PUBLIC, grpc=grpc, grpc_port=0, limits=limits)
+        models = Models(batchers)
+        grpc = partial(grpc_server, models)
+        server = Server(application(models), TOKEN, public=PUBLIC, grpc=grpc, grpc_port=0, limits=limits)
         running = threading.Thread(target=server.run)
         running.start()
         stack.callback(running.join, PATIENCE_S)

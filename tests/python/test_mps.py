@@ -10,24 +10,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cudasched import config, mps
 from cudasched.mps import keeper
-from support import PATIENCE_S, Run
+from support import Run, eventually
 
 FAKE = Path(__file__).with_name("fake_mps_control.py")
 SHOW = 'echo "$CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_CLIENT_PRIORITY"'
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < give_up, "did not happen"
-        time.sleep(0.01)
 
 
 class Machine:
@@ -143,7 +135,7 @@ def test_the_last_to_leave_ends_the_daemon(machine: Machine) -> None:
     first.leave()
     assert second.server_runs()
     second.leave()
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
     assert machine.notes("starts") == ["all"]
 
 
@@ -157,7 +149,7 @@ def test_many_who_join_at_once_share_one_daemon(machine: Machine) -> None:
     assert len(members) == 6 and machine.notes("starts") == ["all"]
     for member in members:
         member.leave()
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
 
 
 def test_who_joins_while_the_daemon_ends_gets_the_next(machine: Machine) -> None:
@@ -166,7 +158,7 @@ def test_who_joins_while_the_daemon_ends_gets_the_next(machine: Machine) -> None
         member = mps.join(machine.run)
         quits = machine.notes("commands").count("quit -t 10")
         member.leave()
-        wait_for(lambda before=quits: machine.notes("commands").count("quit -t 10") > before)
+        eventually(lambda before=quits: machine.notes("commands").count("quit -t 10") > before)
     last = mps.join(machine.run)
     assert last.server_runs()
     assert machine.notes("starts") == ["all"] * 3
@@ -196,7 +188,7 @@ def test_a_killed_program_leaves_nothing_behind(machine: Machine, simulated: Pat
     assert keeper.answers(machine.pipe())
     programs[1].kill()
     programs[1].communicate()
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
     assert machine.notes("starts") == ["all"]
 
 
@@ -208,7 +200,7 @@ def test_a_programs_children_keep_the_daemon(machine: Machine, simulated: Path, 
     assert keeper.answers(machine.pipe())
     os.close(reader)
     os.close(writer)
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
 
 
 def test_a_killed_keeper_takes_the_daemon_along_and_the_next_one_ends_its_servers(machine: Machine) -> None:
@@ -216,12 +208,12 @@ def test_a_killed_keeper_takes_the_daemon_along_and_the_next_one_ends_its_server
     (server,) = keeper.numbers(keeper.ask(machine.pipe(), "get_server_list"))
     (keeper_pid,) = machine.keepers()
     os.kill(keeper_pid, signal.SIGKILL)
-    wait_for(lambda: machine.processes() == [server])
+    eventually(lambda: machine.processes() == [server])
     again = mps.join(machine.run)
     assert again.server_runs() and server not in machine.processes()
     member.leave()
     again.leave()
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
 
 
 def test_a_daemon_that_ends_by_itself_is_replaced(machine: Machine) -> None:
@@ -238,10 +230,10 @@ def test_a_client_that_closed_its_claim_is_not_cut_off(machine: Machine) -> None
     machine.note("clients", f"{os.getpid()}\n")
     looks = [line for line in machine.notes("commands") if line.startswith("get_client_list")]
     member.leave()
-    wait_for(lambda: len([c for c in machine.notes("commands") if c.startswith("get_client_list")]) > len(looks) + 1)
+    eventually(lambda: len([c for c in machine.notes("commands") if c.startswith("get_client_list")]) > len(looks) + 1)
     assert keeper.answers(machine.pipe())
     machine.note("clients", "")
-    wait_for(machine.is_clean)
+    eventually(machine.is_clean)
 
 
 # ---- where there is a daemon already -------------------------------------------------------------------------------
@@ -262,7 +254,7 @@ def test_a_daemon_that_runs_already_is_used(
     pid = int(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], f"{keeper.TOOL}.pid").read_text())
     (keeper_pid,) = machine.keepers()
     os.kill(keeper_pid, signal.SIGKILL)
-    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
     assert mps.running_daemon(os.environ) is None
 
 
@@ -285,7 +277,7 @@ def test_a_daemon_that_does_not_start_is_shown_by_its_last_word(machine: Machine
     machine.note("broken", "1")
     with pytest.raises(mps.MpsError, match=r"ended with 1: The GPU said no \(its logs are in .*/mps/log\)"):
         mps.join(machine.run)
-    wait_for(lambda: not machine.processes() and not machine.keepers())
+    eventually(lambda: not machine.processes() and not machine.keepers())
     machine.note("broken", "")
     mps.join(machine.run).leave()
 
@@ -315,7 +307,7 @@ def test_a_path_too_long_for_sockets_is_refused(machine: Machine) -> None:
     mps.join(machine.directory / name).leave()
     with pytest.raises(mps.MpsError, match="set CUDASCHED_RUN_DIR to one that is 7 bytes shorter"):
         mps.join(machine.directory / (name + "1234567"))
-    wait_for(lambda: not (machine.directory / name / "mps" / "pipe").exists())
+    eventually(lambda: not (machine.directory / name / "mps" / "pipe").exists())
 
 
 GPUS = """#!/bin/sh
@@ -353,4 +345,4 @@ def test_gpus_that_mps_cannot_serve_are_named(
         assert not machine.notes("starts")
     else:
         mps.join(machine.run, visible).leave()
-        wait_for(machine.is_clean)
+        eventually(machine.is_clean)
