@@ -33,12 +33,20 @@ def compile_c(made: Path, *sources: Path, options: Sequence[str] = ()) -> Path:
     return _compile([compiler, "-O2", "-std=c11", f"-I{ROOT}", *options], made, sources)
 
 
-def compile_cpp(made: Path, *sources: Path, options: Sequence[str] = ("-O2",)) -> Path:
-    """The same with the C++ compiler, for programs made of what csrc/ and include/ have."""
+def compile_cpp(made: Path, *sources: Path, options: Sequence[str] = (), quickly: bool = False) -> Path:
+    """The same with the C++ compiler, for programs made of what csrc/ and include/ have.
+
+    Args:
+        made: The program or library.
+        sources: See `compile_c`.
+        options: See there.
+        quickly: Not optimised, for a rehearsal.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++") or "g++"
     command = [compiler, "-std=c++20", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"]
-    return _compile([*command, *cuda_headers(), *includes, *options], made, sources)
+    optimised = "-O0" if quickly else "-O2"
+    return _compile([*command, *cuda_headers(), *includes, optimised, *options], made, sources)
 
 
 def cuda_headers() -> list[str]:

@@ -31,11 +31,11 @@ from benchmarks.advise.foresight import (
 )
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session
+from benchmarks.predictor.benchmark import SHIPPED
 from benchmarks.results.schema import RESULTS, ColocationRow, load
 
 ONE_PROCESS = "cudasched_one_process"
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
+DATA = Path(__file__).parents[2] / "training" / "data"
 MODES = MODE_OF | {
     ONE_PROCESS: ONE_PROCESS,
     f"{ONE_PROCESS}_strict": ONE_PROCESS,
@@ -128,7 +128,7 @@ def covered(session: Session) -> Found:
 
     shares: dict[str, list[tuple[float, int]]] = {"coverage_first_program": [], "coverage_least_program": []}
     for recording in ("h200_programs", "h200_libraries"):
-        programs = Programs(ROOT / "training" / "data" / f"{recording}.parquet", str(MODEL))
+        programs = Programs(DATA / f"{recording}.parquet", str(SHIPPED))
         columns = programs.columns
         held, later = columns["duration"] <= columns["bound"], columns["position"] >= WARM_UP
         for place, name in enumerate(programs.names):

@@ -30,10 +30,10 @@ from benchmarks.lab.fleet import Fleet, Mode, Place
 from benchmarks.lab.programs import Runner, Scene, settings
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import report
+from benchmarks.predictor.benchmark import SHIPPED
 from benchmarks.preempt.benchmark import ALONE, PreemptFleet
 from benchmarks.results.schema import Results
 
-SHIPPED = Path(__file__).parents[2] / "python" / "cudasched" / "predictor" / "models" / "sm_90.ubj"
 #: Without time slices: they need no predictions.
 CUT = {"CUDASCHED_GRAPH_SLICES": "auto", "CUDASCHED_TIME_SLICE_US": "off"}
 SERVER, RATE_HZ = "bert_graph", 120.0

@@ -23,7 +23,7 @@ from cudasched.demo.harness import HarnessError, percentile
 from benchmarks.colocation.cells import cells_path
 from benchmarks.inference.triton import ROOT, Serving, cudasched, triton
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session, judged
+from benchmarks.lab.session import Done, Found, Session, judged, median_of
 from benchmarks.results.schema import Meta
 from benchmarks.results.schema import merge as merge_rows
 from benchmarks.store import Store
@@ -183,9 +183,8 @@ def measure(arm: str, session: Session) -> Found:
     directory = session.builds / arm
     directory.mkdir()
     with ExitStack() as stack:
-        callers = Callers(
-            stack.enter_context(_server(arm, directory, 1 if session.rehearsal else FRONTS)), directory, stack
-        )
+        server = stack.enter_context(_server(arm, directory, 1 if session.rehearsal else FRONTS))
+        callers = Callers(server, directory, stack)
         callers.offer(RATES[0], 1.0, 1.0)  # warms up
 
         def in_time(rate: int, kind: str) -> bool:
@@ -211,11 +210,11 @@ def find(done: Done) -> Found:
     for kind in BURSTS:
         ours = done[OURS][kind]
         theirs = [statistics.median(kept[kind]) for kept in settings]
-        value, best = statistics.median(ours), max(theirs)
-        found[f"goodput_{kind}_per_s"] = (value, min(ours), max(ours), len(ours))
+        best = max(theirs)
+        found[f"goodput_{kind}_per_s"] = median_of(ours)
         found[f"triton_{kind}_per_s"] = (best, min(theirs), best, len(theirs))
         if best:
-            found[f"goodput_of_triton_{kind}"] = (value / best, min(ours) / best, max(ours) / best, len(ours))
+            found[f"goodput_of_triton_{kind}"] = median_of([each / best for each in ours])
     return found
 
 

@@ -226,13 +226,15 @@ class Fleet:
         Held here, too, so that a daemon does not end and start again between two programs.
         """
         mode = self.modes[place.mode]
+        if not mode.mps:
+            return None
         name = place.mode if mode.managed else "bare"
-        if mode.mps and name not in self._mps:
+        if name not in self._mps:
             try:
                 self._mps[name] = mps.join(self.scratch / name, os.environ.get("CUDA_VISIBLE_DEVICES"))
             except mps.MpsError as error:
                 raise HarnessError(str(error)) from error
-        return self._mps.get(name) if mode.mps else None
+        return self._mps[name]
 
     def _environment(self, place: Place) -> dict[str, str]:
         mode = self.modes[place.mode]

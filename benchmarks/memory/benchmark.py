@@ -48,7 +48,7 @@ from cudasched.demo.harness import CUDASCHED, HarnessError
 from benchmarks.c_program import compile_c, compile_cpp
 from benchmarks.lab.processes import brief, p99
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session
+from benchmarks.lab.session import Done, Found, Session, median_of
 from benchmarks.memory.traces import TRACES
 
 HERE = Path(__file__).parent
@@ -82,8 +82,7 @@ class Program:
 
     def __init__(self, session: Session) -> None:
         sources = [*sorted((CSRC / "memory").glob("*.cpp")), CSRC / "driver" / "driver.cpp", CSRC / "base" / "log.cpp"]
-        options = ("-O0",) if session.rehearsal else ("-O2",)
-        self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources, options=options)
+        self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources, quickly=session.rehearsal)
         self.environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDASCHED_OFF="1")
         if session.rehearsal:
             device = session.builds / "device"
@@ -393,11 +392,6 @@ def idle(session: Session) -> None:
         session.say(f"{arm} {repeat}: {made['step_ms']:.3f} ms a step, {made['alloc_us']} us an allocation")
 
 
-def spread(values: Sequence[float], chosen: float | None = None) -> tuple[float, float, float, int]:
-    """A figure of several values: their median, or the one that was chosen."""
-    return statistics.median(values) if chosen is None else chosen, min(values), max(values), len(values)
-
-
 def find_moves(done: Done) -> Found:
     """The figures of moves, of runs whose memory moves, and of those whose memory could."""
     found: Found = {}
@@ -405,8 +399,8 @@ def find_moves(done: Done) -> Found:
     if parts and (rates := done.get("moves/rate")):
         plain = dict(zip(("parked", "brought back"), rates, strict=True))
         rescues = [[ms / (part["needed"] / plain["parked"] * 1e3 + 10) for ms in part["rescue_ms"]] for part in parts]
-        found["rescue_time_ratio"] = spread([ratio for each in rescues for ratio in each[1:]])
-        found["rescue_first_ratio"] = spread([each[0] for each in rescues])
+        found["rescue_time_ratio"] = median_of([ratio for each in rescues for ratio in each[1:]])
+        found["rescue_first_ratio"] = median_of([each[0] for each in rescues])
         shares = [
             [
                 mib * 2**20 / ms * 1e3 / plain[way]
@@ -416,7 +410,7 @@ def find_moves(done: Done) -> Found:
             ]
             for one in plain
         ]
-        found["move_rate"] = spread(list(itertools.chain(*shares)), min(map(statistics.median, shares)))
+        found["move_rate"] = (min(map(statistics.median, shares)), *median_of(list(itertools.chain(*shares)))[1:])
         beside, alone = [overlapping(part) for part in parts], [[ms for _, ms in part["alone"]] for part in parts]
         worsts: dict[str, Callable[[Sequence[float]], float]] = {"move_p99_ratio": p99, "move_worst": max}
         for name, worst in worsts.items():
@@ -426,19 +420,19 @@ def find_moves(done: Done) -> Found:
     runs = [done[name] for name in done if name.startswith("bits/")]
     if runs:
         failed = [0.0 if run["same"] else 1.0 for run in runs]
-        found["bits_failed"] = spread(failed, sum(failed))
+        found["bits_failed"] = (sum(failed), *median_of(failed)[1:])
     pairs = [
         (done[f"idle/on/{repeat}"], done[f"idle/off/{repeat}"])
         for repeat in range(len(done))
         if f"idle/on/{repeat}" in done and f"idle/off/{repeat}" in done
     ]
     if pairs:
-        found["idle_step"] = spread([on["step_ms"] / off["step_ms"] for on, off in pairs])
+        found["idle_step"] = median_of([on["step_ms"] / off["step_ms"] for on, off in pairs])
         by_size = [
             statistics.median([on["alloc_us"][size] / off["alloc_us"][size] for on, off in pairs])
             for size in range(len(pairs[0][0]["alloc_us"]))
         ]
-        found["pageable_alloc_ratio"] = spread(by_size, max(by_size))
+        found["pageable_alloc_ratio"] = (max(by_size), *median_of(by_size)[1:])
     return found
 
 
@@ -454,7 +448,7 @@ def find_copies(done: Done) -> Found:
         pooled = [list(itertools.chain(*each)) for each in (requests[arm], requests["alone"])]
         found[f"copy_p99_ratio{name}"] = p99(pooled[0]) / p99(pooled[1]), min(ratios), max(ratios), len(pooled[0])
         shares = [mine / bare for mine, bare in zip(rates[arm], rates["bare"], strict=True)]
-        found[f"copy_rate{name}"] = statistics.median(shares), min(shares), max(shares), len(shares)
+        found[f"copy_rate{name}"] = median_of(shares)
     return found
 
 

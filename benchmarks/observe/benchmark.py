@@ -54,8 +54,7 @@ new Promise((done) => {
 
 def build(session: Session, name: str, *sources: Path) -> Path:
     """Compiles a program of this directory; for a rehearsal quickly."""
-    options = ("-O0",) if session.rehearsal else ("-O2",)
-    return compile_cpp(session.builds / name, HERE / f"{name}.cpp", *sources, options=options)
+    return compile_cpp(session.builds / name, HERE / f"{name}.cpp", *sources, quickly=session.rehearsal)
 
 
 @contextmanager

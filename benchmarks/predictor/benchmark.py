@@ -50,8 +50,8 @@ Engine = tuple[PredictorEngine, str, Timer]
 def build(session: Session) -> ctypes.CDLL:
     """Compiles speed.cpp with the evaluator, for baseline x86-64 as the product is; for a rehearsal quickly."""
     sources = sorted((CSRC / "predict").rglob("*.cpp")) + sorted((CSRC / "base").glob("*.cpp"))
-    options = ("-shared", "-fPIC", "-O0" if session.rehearsal else "-O2")
-    library = compile_cpp(session.builds / "speed.so", HERE / "speed.cpp", *sources, options=options)
+    made, options = session.builds / "speed.so", ("-shared", "-fPIC")
+    library = compile_cpp(made, HERE / "speed.cpp", *sources, options=options, quickly=session.rehearsal)
     loaded = ctypes.CDLL(str(library))
     loaded.open_evaluator.restype = ctypes.c_void_p
     loaded.evaluator_isa.restype = ctypes.c_char_p

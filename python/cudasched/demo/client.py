@@ -47,6 +47,7 @@ SPIN_NS = 300_000
 PR_SET_TIMERSLACK = 29
 #: One request in so many runs between two timing events, to tell waiting from work; the events cost the GPU 4 us.
 TIMED_EVERY = 5
+
 LatencyRegion = Callable[[float], AbstractContextManager[Any]]
 """The context of a request with this latency target in ms (0: none)."""
 Region = Callable[[], AbstractContextManager[Any]]
