@@ -40,11 +40,15 @@ def compile_cpp(made: Path, *sources: Path, options: Sequence[str] = (), quickly
         made: The program or library.
         sources: See `compile_c`.
         options: See there.
-        quickly: Not optimised, for a rehearsal.
+        quickly: Not optimised, and all sources as one, for a rehearsal.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or "g++"
     command = [compiler, "-std=c++20", "-DNDEBUG", '-DCUDASCHED_VERSION="benchmark"', "-pthread"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'include'}"]
+    if quickly:
+        together = made.with_name(f"{made.name}.cpp")
+        together.write_text("".join(f'#include "{source}"\n' for source in sources))
+        sources = (together,)
     optimised = "-O0" if quickly else "-O2"
     return _compile([*command, *cuda_headers(), *includes, optimised, *options], made, sources)
 

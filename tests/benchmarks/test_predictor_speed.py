@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.lab.run import run
+from benchmarks.predictor import benchmark
 from benchmarks.predictor.benchmark import COSTS
 from benchmarks.results.schema import RESULTS
 
 pytest.importorskip("numpy", reason="numpy is not installed")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _built_once() -> Iterator[None]:
+    """Compiling is nearly all that a run takes."""
+    build = benchmark.build
+    built: dict[int, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "build", lambda session: built.get(0) or built.setdefault(0, build(session)))
+        yield
 
 
 def test_miss_and_hit_are_written_beside_the_other_figures(tmp_path: Path) -> None:
