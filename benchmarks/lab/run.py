@@ -53,6 +53,7 @@ MODULES = {
     "layers": "kernels.benchmark:LAYERS",
     "tuner": "tune.evaluate",
     "tuner_beside": "tune.beside",
+    "tuner_ppo": "tune.ppo",
     "predictor": "predictor.benchmark:SPEED",
     "predictor_figures": "predictor.benchmark:COSTS",
     "graph_slicing": "graphs.figures",

@@ -14,6 +14,7 @@ import random
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,18 +179,20 @@ def kernel_tuner(recording: Recording, seed: int, evaluations: int, strategy: st
                 quiet=True,
                 seed=seed,
             )
-    return _course(recording, results, places, list(parameters))
+    spent_s = [(each.get("strategy_time", 0.0) + each.get("framework_time", 0.0)) / 1e3 for each in results]
+    indices = [places[tuple(each[name] for name in parameters)] for each in results]
+    return course(recording, zip(indices, spent_s, strict=True))
 
 
-def _course(recording: Recording, results: Any, places: dict[tuple[Any, ...], int], names: list[str]) -> Course:
+def course(recording: Recording, tried: Iterable[tuple[int, float]]) -> Course:
+    """Of a tuner that is told the time of each configuration: those that it tried, and the seconds that it thought."""
     seen: set[int] = set()
     best, best_known = math.inf, math.inf
     clock = 0.0
     times: list[float] = []
     seconds: list[float] = []
-    for result in results:
-        index = places[tuple(result[name] for name in names)]
-        clock += (result.get("strategy_time", 0.0) + result.get("framework_time", 0.0)) / 1e3
+    for index, spent_s in tried:
+        clock += spent_s
         if index in seen:
             continue
         seen.add(index)

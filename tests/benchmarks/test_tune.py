@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,64 @@ def test_a_figure_is_of_all_kernels_searches() -> None:
     }
     found = evaluate.find(evaluate.Evaluation({path: SMALL}, courses), range(1), range(0))
     assert found == {"tuner_gap_of_random": (pytest.approx(2.0), pytest.approx(2.0), pytest.approx(2.0), 1)}
+
+
+@pytest.fixture(name="ppo")
+def _ppo() -> Any:
+    pytest.importorskip("stable_baselines3", reason="reinforcement learning needs stable-baselines3")
+    from benchmarks.tune import ppo
+
+    return ppo
+
+
+def test_any_action_runs_the_allowed_configuration_that_is_nearest(ppo: Any) -> None:
+    space = ppo.space_of([SMALL])
+    parameters, configurations = SMALL.problem.space.parameters, SMALL.problem.configurations
+    assert list(space.action_space.nvec) == [len(values) for values in parameters.values()]
+    space.reset()
+    for index in (3, 0, len(configurations) - 1):
+        _, reward, _, _, _ = space.step([values.index(configurations[index][n]) for n, values in parameters.items()])
+        assert space.tried[-1] == index and -3 <= reward <= 3
+    for _ in range(100):
+        seen, _, ended, truncated, _ = space.step(space.action_space.sample())
+        assert space.observation_space.contains(seen) and not ended
+        if truncated:
+            space.reset()
+    assert set(space.tried) <= set(range(len(configurations)))
+
+
+def test_faster_configurations_are_rewarded_and_failures_are_not(ppo: Any) -> None:
+    parameters, configurations = SMALL.problem.space.parameters, SMALL.problem.configurations
+    times = [one.time_us for one in SMALL.measurements]
+    fastest = min((i for i, one in enumerate(times) if one), key=lambda i: times[i] or 0)
+    failing = next(i for i, one in enumerate(times) if one is None)
+    space = ppo.space_of([SMALL])
+    space.reset()
+    rewards = []
+    for index in (next(i for i, one in enumerate(times) if one and i != fastest), fastest, failing):
+        action = [values.index(configurations[index][name]) for name, values in parameters.items()]
+        rewards.append(space.step(action)[1])
+    assert rewards[0] == 0 < rewards[1] and rewards[2] == ppo.LEAST
+
+
+def test_ppo_searches_as_far_as_it_may_with_and_without_training(ppo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ppo, "TRAINING_STEPS", 64)
+    for others in (None, [recording(small(n=65536))]):
+        course = ppo.search(SMALL, 0, 20, others)
+        assert 1 <= len(course.times_us) <= 20
+        assert course.times_us == ppo.search(SMALL, 0, 20, others).times_us
+
+
+def test_ppo_is_written_beside_ours_and_chance(ppo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ppo, "EVALUATIONS", 10)
+    monkeypatch.setattr(ppo, "TRAINING_STEPS", 64)
+    monkeypatch.setattr(ppo, "FLAT", 0.2)
+    for place, problem in enumerate((small(), small(n=65536))):
+        recording(problem).save(tmp_path / f"{place}.npz")
+    out = tmp_path / "foresight.json"
+    assert run("tuner_ppo", ["--rehearse", "--recorded", str(tmp_path), "--out", str(out)]) == 0
+    assert {row.figure for row in load(out).figures} == {f"tuner_gap_{tuner}" for tuner in ppo.TUNERS}
+    assert run("tuner_ppo", ["--recorded", str(tmp_path), "--out", str(out)]) == 1
 
 
 def why_not_committed(path: Path) -> str:
