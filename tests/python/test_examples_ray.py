@@ -1,10 +1,11 @@
-"""The examples with Ray on simulated GPUs: Serve beside Train on halves, trainings placed by forecast."""
+"""The examples with Ray on simulated GPUs: Serve beside Train on halves, trainings placed by forecast, measuring."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -174,3 +175,55 @@ def test_two_trainings_are_placed_beside_servers(
     assert chosen <= swapped
     assert {gpu for _, (gpu, _) in found.values()} == {"0", "1"}, "each has a GPU of its own"
     assert all(own == ["best_effort"] for _, (_, own) in found.values())
+
+
+MEASURING = """
+import importlib.util, json, sys
+
+import ray
+
+spec = importlib.util.spec_from_file_location("measure_with_ray", sys.argv[1])
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
+ray.init(num_cpus=4, num_gpus=2, include_dashboard=False, logging_level="error")
+model, (report,) = example.run(json.loads(sys.argv[2]), [sys.argv[3]], "events", 6, "")
+try:
+    example.run(["false"], [], "events", 6, "")
+except Exception as error:
+    print(json.dumps([len(model), report["best"], str(error)]))
+"""
+
+#: Launches of many kernels' worth of shapes, each alone, on the one GPU that there is.
+RECORDED = """
+import os, sys
+from program import Gpu
+
+gpu = Gpu()
+for us in range(int(sys.argv[1]), 1_000, 5):
+    gpu.launch(us=us)
+    gpu.synchronize()
+assert os.environ["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+"""
+
+
+def test_programs_are_recorded_and_kernels_tuned_on_whole_gpus(
+    simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_tune_live import IMAGE, REFERENCE, SPACE
+
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    for name, text in {"axpy.cubin": IMAGE, "axpy.toml": SPACE, "reference.py": REFERENCE, "p.py": RECORDED}.items():
+        (tmp_path / name).write_text(text)
+    example = str(ROOT / "examples/measure_with_ray.py")
+    programs = [shlex.join([sys.executable, str(tmp_path / "p.py"), str(first)]) for first in (1, 2)]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEASURING, example, json.dumps(programs), str(tmp_path / "axpy.toml")],
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    size, best, error = json.loads(done.stdout.splitlines()[-1])
+    assert size > 1000 and set(best) == {"THREADS", "PER"}
+    assert "cudasched collect" in error and "ended with" in error
