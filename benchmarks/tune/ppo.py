@@ -26,7 +26,7 @@ from benchmarks.tune.rivals import Course
 #: Of an update, and of PPO otherwise; what is not named is as stable-baselines3 has it.
 STEPS = 16
 SETTINGS = {"n_steps": STEPS, "batch_size": STEPS, "learning_rate": 1e-3, "ent_coef": 0.01}
-TRAINING_STEPS = 2048
+TRAINING_STEPS = 512
 #: Of a reward: what fails, and what is so much slower than the first.
 LEAST = -3.0
 TUNERS = ("ours", "random", "ppo", "ppo_trained")
