@@ -33,6 +33,26 @@ def test_a_bound_is_a_time_that_nine_of_ten_recent_batches_do_not_exceed() -> No
     assert fresh.bound_ns(1) == 7
 
 
+def test_while_requests_are_late_more_batches_keep_their_bound() -> None:
+    times = Times((1,))
+    durations = list(range(101, 165))
+    for duration_ns in durations:
+        times.record(1, duration_ns)
+    bounds = []
+    for late in (0.0, 0.5, 1.0, 1.0, 0.0):
+        for duration_ns in durations * 3:
+            times.record(1, duration_ns, late)
+        bounds.append(times.bound_ns(1))
+    usual, *late_ones, after = bounds
+    assert abs(usual - 159) <= 1 and usual == after
+    assert all(abs(bound - 164) <= 1 for bound in late_ones)
+    times.record(1, 101, 0.01)  # so many may be
+    assert times.bound_ns(1) == usual
+    times.forget()
+    times.record(1, 50)
+    assert times.bound_ns(1) == 50
+
+
 def test_one_slow_run_of_a_size_that_runs_seldom_is_no_bound() -> None:
     for seldom, often, expected in ((4, 1, [10, 20, 40]), (1, 4, [40, 40, 40])):
         times = Times((1, 2, 4))
@@ -134,7 +154,7 @@ def test_a_time_that_refuses_every_request_is_measured_anew() -> None:
         except DeadlineError:
             refused.append(now)
         if batch := queue.take(now)[0]:
-            queue.end(len(batch), 90, in_time=False)
+            queue.end(len(batch), 90, late=1)
     assert refused == [1, second, 2 * second + 1, 2 * second + 5]
     with pytest.raises(DeadlineError):
         queue.add(Request("", 9 * second, 9 * second - 1), 9 * second)  # no time is short enough
@@ -227,7 +247,7 @@ def test_the_limit_of_aimd() -> None:
             queue.add(Request("", 0), 0)
         batch, _, _ = queue.take(0)
         taken.append(len(batch))
-        queue.end(len(batch), 10, in_time)
+        queue.end(len(batch), 10, int(not in_time))
         queue.clear()
     assert taken == [1, 2, 3, 2]  # 3 less a tenth is 2.7
 
@@ -270,7 +290,7 @@ def test_a_request_that_need_not_wait_is_the_batch_that_would_be_taken(
         assert told[0] == told[1]
         if told[0] is True:
             for each in (sooner, queue):
-                each.end(1, None, in_time=True)
+                each.end(1, None, late=0)
 
 
 @dataclass
@@ -313,7 +333,7 @@ class World:
         while self.free <= until:
             self.now = max(self.now, self.free)
             if self.running:
-                self.queue.end(self.running, None, in_time=True)  # times stay what they are
+                self.queue.end(self.running, None, late=0)  # times stay what they are
                 self.running = 0
             batch, refused, look = self.queue.take(self.now)
             for request, _ in refused:
