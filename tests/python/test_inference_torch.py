@@ -171,20 +171,20 @@ def test_a_batcher_captures_each_size_before_the_first_request(cuda: Cuda) -> No
 
 def test_the_time_of_a_size_is_known_by_its_graph_before_it_ran(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(cuda.module, torch.ones(1), sizes=(1, 2, 4), graphs=True)
-    times_ns = {1: 10_000_000, 2: 20_000_000, 4: 0}
+    times_ns = {1: 40_000_000, 2: 80_000_000, 4: 0}
     core = SimpleNamespace(graph_ns=times_ns.get)
     with monkeypatch.context() as patched:
         patched.setattr("cudasched.hook.load_core", lambda: core)
-        assert model.predict(2) == 20 and cuda.captured == [4, 2, 1] and not cuda.replayed
+        assert model.predict(2) == 80 and cuda.captured == [4, 2, 1] and not cuda.replayed
         with pytest.raises(ConfigError, match=r"predict\(4\): the graph's time is not known"):
             model.predict(4)
-        times_ns[4] = 40_000_000
+        times_ns[4] = 160_000_000
         times_ms = {size: model.predict(size) for size in model.sizes}
-    cuda.seconds = {4: 0.04}
-    with Batcher(model, sizes=model.sizes, slo_ms=15, predict=times_ms.get, policy="eager") as batcher:
+    cuda.seconds = {4: 0.16}
+    with Batcher(model, sizes=model.sizes, slo_ms=130, predict=times_ms.get, policy="eager") as batcher:
         assert set(cuda.replayed) == {4}  # the example, in the largest
         with pytest.raises(DeadlineError, match="it would end"):
-            batcher.submit_future(torch.ones(1), deadline_ms=9)
+            batcher.submit_future(torch.ones(1), deadline_ms=36)
         assert answer(batcher.submit_future(torch.ones(1))).item() == 2
     with pytest.raises(ConfigError, match=r"predict\(3\): a model with graphs"):
         model.predict(3)
