@@ -124,6 +124,8 @@ def evaluate(session: Session) -> Found:
                 found = list(pool.map(partial(do, path, others, tuner), range(session.options.seeds)))
                 session.say(f"{path.stem}, {tuner}: gap {median(found):.4g}, worst {max(found):.4g}")
                 gaps[tuner] += found
+    if not session.rehearsal:
+        session.meta.gpu, session.meta.driver = recording.problem.gpu.name, recording.about.get("driver") or None
     return {f"tuner_gap_{tuner}": median_of(each) for tuner, each in gaps.items() if each}
 
 
@@ -131,7 +133,7 @@ BENCHMARK = Benchmark(
     about="PPO as a tuner of recorded spaces, beside ours and chance",
     groups={"ppo": evaluate},
     goals={f"tuner_gap_{tuner}": (0.0, "more") for tuner in TUNERS},
-    results="foresight",
+    results="kernels",
     settings={"recorded": RECORDED, "seeds": (30, 1), "processes": max(1, len(os.sched_getaffinity(0)))},
     gpu=False,
     torch=False,
