@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from cudasched.errors import ConfigError, Error
@@ -104,18 +105,15 @@ class _Link:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._waiting: list[Any] = []
-        self._some = threading.Condition()
+        self._waiting: SimpleQueue[Any] = SimpleQueue()
         self._over = False
         threading.Thread(target=self._write, name="cudasched-front-write", daemon=True).start()
 
     def send(self, message: Any) -> None:
         """Returns at once. Raises UseError where the other end is gone."""
-        with self._some:
-            if self._over:
-                raise UseError(_GONE)
-            self._waiting.append(message)
-            self._some.notify()
+        if self._over:
+            raise UseError(_GONE)
+        self._waiting.put(message)
 
     def read(self, handle: Callable[[list[Any]], None]) -> None:
         """Hands messages over as they come, until the other end is gone."""
@@ -126,18 +124,16 @@ class _Link:
 
     def close(self) -> None:
         """Ends the writer, too."""
-        with self._some:
-            self._over = True
-            self._some.notify()
+        self._over = True
+        self._waiting.put(None)
 
     def _write(self) -> None:
         with suppress(OSError):
-            while True:
-                with self._some:
-                    self._some.wait_for(lambda: self._waiting or self._over)
-                    if self._over:
-                        return
-                    messages, self._waiting = self._waiting, []
+            while not self._over:
+                messages = [self._waiting.get()]
+                messages += [self._waiting.get() for _ in range(self._waiting.qsize())]  # no other thread takes any
+                if None in messages:
+                    return
                 self._connection.send_bytes(pickle.dumps(messages, 5))
         self.close()
 
