@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--slo-ms", type=float, default=1000)
     options = parser.parse_args()
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error")
+    serve.start(proxy_location="Disabled")  # requests come by the handle, not over HTTP
     server = serve.run(Server.bind(options.slo_ms))
     answered = asyncio.run(ask(server, options.requests, options.per_second))
     sizes = ", ".join(f"{number} of {size}" for size, number in sorted(server.batches.remote().result().items()))
