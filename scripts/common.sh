@@ -146,16 +146,19 @@ install_requirements() {
   fi
 }
 
+# Prints the files that a wheel is made of, by find's further options. Byte code that tests leave beside them is none.
+package_files() {
+  find csrc include python cmake CMakeLists.txt pyproject.toml docs/package.md -name __pycache__ -prune -o -type f "$@" -print
+}
+
 # install_package DIRECTORY EXTRA: builds a wheel of the tree and installs it with an extra, unless nothing changed since.
-# The directory csrc/kernels changes by byte code alone: tests import a module there.
 install_package() {
   local directory="$1" extra="$2" stamp="$1/.installed-package-$2"
-  if [ -e "$stamp" ] && [ -z "$(find csrc include python cmake CMakeLists.txt pyproject.toml docs/package.md \
-    -name __pycache__ -prune -o ! -path csrc/kernels -newer "$stamp" -print -quit)" ]; then
+  if [ "$(package_files | sort)" = "$(cat "$stamp" 2>/dev/null)" ] && [ -z "$(package_files -newer "$stamp")" ]; then
     return
   fi
   say "building and installing .[$extra] into ${directory#"$root/"}"
-  touch "$stamp.new"
+  package_files | sort >"$stamp.new"
   PATH="$directory/bin:$PATH" flock "$directory" "$directory/bin/python" -m pip install -q "${pip_options[@]}" \
     --no-build-isolation ".[$extra]"
   mv "$stamp.new" "$stamp"
