@@ -214,16 +214,16 @@ def spread(evaluation: Evaluation, scored: range) -> list[str]:
     return lines
 
 
-def evaluate(session: Session) -> Found:
-    """All searches, and what follows from them.
+def spaces(session: Session) -> dict[Path, Recording]:
+    """The recorded spaces, but for flat ones.
 
     Raises:
-        ValueError: There are no recordings, or not such that a figure may come from them.
+        ValueError: There is none, or not such that a figure may come from it.
     """
-    options = session.options
-    recordings = {path: Recording.load(path) for path in sorted(options.recorded.glob("*.npz"))}
+    recordings = {path: Recording.load(path) for path in sorted(session.options.recorded.glob("*.npz"))}
     if not recordings:
-        raise ValueError(f"{options.recorded} has no recording: python -m benchmarks.tune record makes them on a GPU")
+        where = session.options.recorded
+        raise ValueError(f"{where} has no recording: python -m benchmarks.tune record makes them on a GPU")
     if not session.rehearsal and any(one.is_synthetic for one in recordings.values()):
         raise ValueError("a recording is synthetic: no figure may come from it (--rehearse)")
     for path, one in list(recordings.items()):
@@ -234,6 +234,19 @@ def evaluate(session: Session) -> Found:
             del recordings[path]
     if not recordings:
         raise ValueError("no recording is left")
+    return recordings
+
+
+def told_by(session: Session, recording: Recording) -> None:
+    """The results name the GPU of the recordings, not this machine's."""
+    if not session.rehearsal:
+        session.meta.gpu, session.meta.driver = recording.problem.gpu.name, recording.about.get("driver") or None
+
+
+def evaluate(session: Session) -> Found:
+    """All searches, and what follows from them. Raises ValueError."""
+    options = session.options
+    recordings = spaces(session)
     if session.out.exists():
         load(session.out)  # before hours of work: a file that cannot be read would not be merged into
     wanted = tasks(recordings, options.seeds, options.choosing_seeds)
@@ -254,9 +267,7 @@ def evaluate(session: Session) -> Found:
     evaluation = Evaluation(recordings, courses)
     for line in spread(evaluation, scored):
         print(line)
-    first = next(iter(recordings.values()))
-    if not session.rehearsal:
-        session.meta.gpu, session.meta.driver = first.problem.gpu.name, first.about.get("driver") or None
+    told_by(session, next(iter(recordings.values())))
     return find(evaluation, scored, choosing)
 
 

@@ -20,7 +20,7 @@ from cudasched.tune.recording import Recording
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session, median_of
 from benchmarks.tune import rivals
-from benchmarks.tune.evaluate import EVALUATIONS, FLAT, NEAR, RECORDED, gap, median
+from benchmarks.tune.evaluate import EVALUATIONS, RECORDED, gap, median, spaces, told_by
 from benchmarks.tune.rivals import Course
 
 #: Of an update, and of PPO otherwise; what is not named is as stable-baselines3 has it.
@@ -109,23 +109,18 @@ def do(path: Path, others: tuple[Path, ...], tuner: str, seed: int) -> float:
 
 
 def evaluate(session: Session) -> Found:
-    """All searches."""
-    recordings = {path: Recording.load(path) for path in sorted(session.options.recorded.glob("*.npz"))}
-    if not session.rehearsal and any(one.is_synthetic for one in recordings.values()):
-        raise ValueError("a recording is synthetic: no figure may come from it (--rehearse)")
+    """All searches. Raises ValueError."""
+    recordings = spaces(session)
     gaps: dict[str, list[float]] = {tuner: [] for tuner in TUNERS}
     with ProcessPoolExecutor(session.options.processes) as pool:
         for path, recording in recordings.items():
-            if recording.share_within(NEAR) > FLAT:
-                continue
             kernel = recording.problem.space.kernel
             others = tuple(o for o, one in recordings.items() if o != path and one.problem.space.kernel == kernel)
             for tuner in TUNERS if others else TUNERS[:-1]:
                 found = list(pool.map(partial(do, path, others, tuner), range(session.options.seeds)))
                 session.say(f"{path.stem}, {tuner}: gap {median(found):.4g}, worst {max(found):.4g}")
                 gaps[tuner] += found
-    if not session.rehearsal:
-        session.meta.gpu, session.meta.driver = recording.problem.gpu.name, recording.about.get("driver") or None
+    told_by(session, next(iter(recordings.values())))
     return {f"tuner_gap_{tuner}": median_of(each) for tuner, each in gaps.items() if each}
 
 

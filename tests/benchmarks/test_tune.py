@@ -142,7 +142,7 @@ def test_ppo_searches_as_far_as_it_may_with_and_without_training(ppo: Any, monke
 def test_ppo_is_written_beside_ours_and_chance(ppo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ppo, "EVALUATIONS", 10)
     monkeypatch.setattr(ppo, "TRAINING_STEPS", 64)
-    monkeypatch.setattr(ppo, "FLAT", 0.2)
+    monkeypatch.setattr(evaluate, "FLAT", 0.2)
     for place, problem in enumerate((small(), small(n=65536))):
         recording(problem).save(tmp_path / f"{place}.npz")
     out = tmp_path / "foresight.json"
