@@ -142,18 +142,20 @@ def evaluations(recording: Recording, course: Course) -> float:
     return float(len(course.seconds)) if math.isinf(needed) else needed
 
 
+def others_of(path: Path, recordings: Mapping[Path, Recording]) -> tuple[Path, ...]:
+    """The kernel's other shapes."""
+    kernel = recordings[path].problem.space.kernel
+    return tuple(
+        sorted(other for other, one in recordings.items() if one.problem.space.kernel == kernel and other != path)
+    )
+
+
 def tasks(recordings: Mapping[Path, Recording], seeds: int, choosing: int) -> list[Task]:
     """All searches. Seeds from 1000 on are those that strategies are chosen by."""
     made, warmed = [], []
     kernels = {one.problem.space.kernel for one in recordings.values()}
-    for path, recording in recordings.items():
-        others = tuple(
-            sorted(
-                other
-                for other, one in recordings.items()
-                if one.problem.space.kernel == recording.problem.space.kernel and other != path
-            )
-        )
+    for path in recordings:
+        others = others_of(path, recordings)
         for seed in range(seeds):
             made.append(Task(path, "ours", seed, LONGEST))
             made.append(Task(path, "random", seed, EVALUATIONS))

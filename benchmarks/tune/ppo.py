@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from cudasched.tune.recording import Recording
 
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Found, Session, median_of
-from benchmarks.tune import rivals
-from benchmarks.tune.evaluate import EVALUATIONS, RECORDED, gap, median, spaces, told_by
+from benchmarks.tune import evaluate, rivals
+from benchmarks.tune.evaluate import EVALUATIONS, RECORDED, TITLES, Task, gap, median
 from benchmarks.tune.rivals import Course
 
 #: Of an update, and of PPO otherwise; what is not named is as stable-baselines3 has it.
@@ -29,10 +28,10 @@ SETTINGS = {"n_steps": STEPS, "batch_size": STEPS, "learning_rate": 1e-3, "ent_c
 TRAINING_STEPS = 512
 #: Of a reward: what fails, and what is so much slower than the first.
 LEAST = -3.0
-TUNERS = ("ours", "random", "ppo", "ppo_trained")
+TUNERS = (*TITLES, "ppo", "ppo_trained")
 
 
-def space_of(recordings: list[Recording]) -> Any:
+def space_of(recordings: Sequence[Recording]) -> Any:
     """The recorded spaces of one kernel as an environment of Gymnasium, each episode in the next one.
 
     Its `tried` are the places of the configurations that were named, in order.
@@ -82,7 +81,7 @@ def space_of(recordings: list[Recording]) -> Any:
     return Space()
 
 
-def search(recording: Recording, seed: int, evaluations: int, others: list[Recording] | None = None) -> Course:
+def search(recording: Recording, seed: int, evaluations: int, others: Sequence[Recording] = ()) -> Course:
     """PPO's course; with `others` it has searched these before."""
     import torch
     from stable_baselines3 import PPO
@@ -98,35 +97,34 @@ def search(recording: Recording, seed: int, evaluations: int, others: list[Recor
     return rivals.course(recording, ((index, 0.0) for index in space.tried))
 
 
-def do(path: Path, others: tuple[Path, ...], tuner: str, seed: int) -> float:
-    """The gap of one search."""
-    recording = Recording.load(path)
-    if tuner.startswith("ppo"):
-        known = list(map(Recording.load, others)) if tuner == "ppo_trained" else None
-        return gap(recording, search(recording, seed, EVALUATIONS, known))
-    strategy = "bayesian" if tuner == "ours" else "random"
-    return gap(recording, rivals.ours(recording, seed, EVALUATIONS, strategy=strategy))
+def do(task: Task) -> float:
+    """The gap of one search; with other shapes, of PPO that was trained on them."""
+    recording = Recording.load(task.path)
+    if task.tuner in TITLES:
+        return gap(recording, evaluate.do(task))
+    return gap(recording, search(recording, task.seed, task.evaluations, list(map(Recording.load, task.others))))
 
 
-def evaluate(session: Session) -> Found:
+def measure(session: Session) -> Found:
     """All searches. Raises ValueError."""
-    recordings = spaces(session)
+    recordings = evaluate.spaces(session)
     gaps: dict[str, list[float]] = {tuner: [] for tuner in TUNERS}
     with ProcessPoolExecutor(session.options.processes) as pool:
-        for path, recording in recordings.items():
-            kernel = recording.problem.space.kernel
-            others = tuple(o for o, one in recordings.items() if o != path and one.problem.space.kernel == kernel)
+        for path in recordings:
+            others = evaluate.others_of(path, recordings)
             for tuner in TUNERS if others else TUNERS[:-1]:
-                found = list(pool.map(partial(do, path, others, tuner), range(session.options.seeds)))
+                known = others if tuner == "ppo_trained" else ()
+                wanted = [Task(path, tuner, seed, EVALUATIONS, known) for seed in range(session.options.seeds)]
+                found = list(pool.map(do, wanted))
                 session.say(f"{path.stem}, {tuner}: gap {median(found):.4g}, worst {max(found):.4g}")
                 gaps[tuner] += found
-    told_by(session, next(iter(recordings.values())))
+    evaluate.told_by(session, next(iter(recordings.values())))
     return {f"tuner_gap_{tuner}": median_of(each) for tuner, each in gaps.items() if each}
 
 
 BENCHMARK = Benchmark(
     about="PPO as a tuner of recorded spaces, beside ours and chance",
-    groups={"ppo": evaluate},
+    groups={"ppo": measure},
     goals={f"tuner_gap_{tuner}": (0.0, "more") for tuner in TUNERS},
     results="kernels",
     settings={"recorded": RECORDED, "seeds": (30, 1), "processes": max(1, len(os.sched_getaffinity(0)))},

@@ -101,13 +101,19 @@ def _ppo() -> Any:
     return ppo
 
 
+def action(index: int) -> list[int]:
+    """Which names a configuration."""
+    configuration = SMALL.problem.configurations[index]
+    return [values.index(configuration[name]) for name, values in SMALL.problem.space.parameters.items()]
+
+
 def test_any_action_runs_the_allowed_configuration_that_is_nearest(ppo: Any) -> None:
     space = ppo.space_of([SMALL])
     parameters, configurations = SMALL.problem.space.parameters, SMALL.problem.configurations
     assert list(space.action_space.nvec) == [len(values) for values in parameters.values()]
     space.reset()
     for index in (3, 0, len(configurations) - 1):
-        _, reward, _, _, _ = space.step([values.index(configurations[index][n]) for n, values in parameters.items()])
+        _, reward, _, _, _ = space.step(action(index))
         assert space.tried[-1] == index and -3 <= reward <= 3
     for _ in range(100):
         seen, _, ended, truncated, _ = space.step(space.action_space.sample())
@@ -118,7 +124,6 @@ def test_any_action_runs_the_allowed_configuration_that_is_nearest(ppo: Any) -> 
 
 
 def test_faster_configurations_are_rewarded_and_failures_are_not(ppo: Any) -> None:
-    parameters, configurations = SMALL.problem.space.parameters, SMALL.problem.configurations
     times = [one.time_us for one in SMALL.measurements]
     fastest = min((i for i, one in enumerate(times) if one), key=lambda i: times[i] or 0)
     failing = next(i for i, one in enumerate(times) if one is None)
@@ -126,14 +131,13 @@ def test_faster_configurations_are_rewarded_and_failures_are_not(ppo: Any) -> No
     space.reset()
     rewards = []
     for index in (next(i for i, one in enumerate(times) if one and i != fastest), fastest, failing):
-        action = [values.index(configurations[index][name]) for name, values in parameters.items()]
-        rewards.append(space.step(action)[1])
+        rewards.append(space.step(action(index))[1])
     assert rewards[0] == 0 < rewards[1] and rewards[2] == ppo.LEAST
 
 
 def test_ppo_searches_as_far_as_it_may_with_and_without_training(ppo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ppo, "TRAINING_STEPS", 64)
-    for others in (None, [recording(small(n=65536))]):
+    for others in ([], [recording(small(n=65536))]):
         course = ppo.search(SMALL, 0, 20, others)
         assert 1 <= len(course.times_us) <= 20
         assert course.times_us == ppo.search(SMALL, 0, 20, others).times_us
