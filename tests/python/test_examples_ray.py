@@ -69,18 +69,24 @@ print("done")
 """
 
 
-def test_serve_beside_train_on_halves_of_a_gpu(simulated: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
-    script = tmp_path / "rehearsal.py"
-    script.write_text(REHEARSAL)
+def rehearsed(*command: str) -> str:
+    """The last line that a program with a Ray cluster of its own prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(ROOT / "examples/fractions_with_ray.py"), str(told)],
+        [sys.executable, "-W", "ignore", *command],
         env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
         capture_output=True,
         text=True,
         timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_serve_beside_train_on_halves_of_a_gpu(simulated: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    script = tmp_path / "rehearsal.py"
+    script.write_text(REHEARSAL)
+    rehearsed(str(script), str(ROOT / "examples/fractions_with_ray.py"), str(told))
     assert json.loads(told.read_text()) == [["best_effort", "latency"], "0"]
 
 
@@ -159,15 +165,7 @@ def test_two_trainings_are_placed_beside_servers(
             file.write(f'[{name}]\nrecording = "{name}.parquet"\nclass = "{client_class}"\n')
     example = str(ROOT / "examples/place_with_ray.py")
     with serving(command, private_home, "--models", str(models)) as server:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PLACING, example, server.url.rstrip("/"), server.token],
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-            capture_output=True,
-            text=True,
-            timeout=4 * PATIENCE_S,
-        )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    cost, found = json.loads(done.stdout.splitlines()[-1])
+        cost, found = json.loads(rehearsed("-c", PLACING, example, server.url.rstrip("/"), server.token))
     places = {name: place for name, (place, _) in found.items()}
     assert set(places.values()) == {"chat", "search"}
     other = dict(zip(places, reversed(list(places.values())), strict=True))
@@ -216,14 +214,8 @@ def test_programs_are_recorded_and_kernels_tuned_on_whole_gpus(
         (tmp_path / name).write_text(text)
     example = str(ROOT / "examples/measure_with_ray.py")
     programs = [shlex.join([sys.executable, str(tmp_path / "p.py"), str(first)]) for first in (1, 2)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURING, example, json.dumps(programs), str(tmp_path / "axpy.toml")],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE_S,
+    size, best, error = json.loads(
+        rehearsed("-c", MEASURING, example, json.dumps(programs), str(tmp_path / "axpy.toml"))
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    size, best, error = json.loads(done.stdout.splitlines()[-1])
     assert size > 1000 and set(best) == {"THREADS", "PER"}
     assert "cudasched collect" in error and "ended with" in error
