@@ -129,7 +129,7 @@ class _Link:
 
     def _write(self) -> None:
         with suppress(OSError):
-            while not self._over:
+            while True:
                 messages = [self._waiting.get()]
                 messages += [self._waiting.get() for _ in range(self._waiting.qsize())]  # no other thread takes any
                 if None in messages:
