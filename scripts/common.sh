@@ -153,12 +153,13 @@ package_files() {
 
 # install_package DIRECTORY EXTRA: builds a wheel of the tree and installs it with an extra, unless nothing changed since.
 install_package() {
-  local directory="$1" extra="$2" stamp="$1/.installed-package-$2"
-  if [ "$(package_files | sort)" = "$(cat "$stamp" 2>/dev/null)" ] && [ -z "$(package_files -newer "$stamp")" ]; then
+  local directory="$1" extra="$2" stamp="$1/.installed-package-$2" files
+  files="$(package_files | sort)"
+  if [ "$files" = "$(cat "$stamp" 2>/dev/null)" ] && [ -z "$(package_files -newer "$stamp")" ]; then
     return
   fi
   say "building and installing .[$extra] into ${directory#"$root/"}"
-  package_files | sort >"$stamp.new"
+  echo "$files" >"$stamp.new"
   PATH="$directory/bin:$PATH" flock "$directory" "$directory/bin/python" -m pip install -q "${pip_options[@]}" \
     --no-build-isolation ".[$extra]"
   mv "$stamp.new" "$stamp"
