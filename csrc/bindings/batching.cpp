@@ -1,4 +1,5 @@
-// `_core.Batching` and `_core.aimd_limit`: when batches of requests start, for cudasched.inference.
+// `_core.Batching`, `_core.aimd_limit` and `_core.gather`: when batches of requests start, and their inputs, for
+// cudasched.inference.
 #include "schedule/batching.hpp"
 
 #include <pybind11/pybind11.h>
@@ -6,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -103,6 +105,16 @@ class Batching {
   BatchView view_;
 };
 
+// One release of the interpreter's lock for a batch: each would wait for threads that compute.
+void gather(const std::vector<std::uintptr_t>& rows, std::size_t bytes, std::uintptr_t to) {
+  const py::gil_scoped_release others;
+  auto* place = reinterpret_cast<std::byte*>(to);
+  for (const std::uintptr_t row : rows) {
+    std::memcpy(place, reinterpret_cast<const void*>(row), bytes);
+    place += bytes;
+  }
+}
+
 }  // namespace
 
 void bind_batching(py::module_& module) {
@@ -113,6 +125,7 @@ void bind_batching(py::module_& module) {
            py::arg("bounds_ns"), py::arg("most"), py::arg("gap_ns"), py::arg("slack_ns") = schedule::kNeverNs)
       .def("admit", &Batching::admit, py::arg("free_ns"), py::arg("deadlines_ns"), py::arg("bounds_ns"),
            py::arg("most"), py::arg("place"), py::arg("deadline_ns"), py::arg("protected_count"));
+  module.def("gather", &gather, py::arg("rows"), py::arg("bytes"), py::arg("to"));
   module.def("aimd_limit", &schedule::aimd_limit, py::arg("limit"), py::arg("full"), py::arg("in_time"),
              py::arg("most"));
 }

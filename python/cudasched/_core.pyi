@@ -133,6 +133,14 @@ def finish() -> None:
 def expect(within_ms: float) -> None:
     """Latency work will come within so many ms, over 0 and at most 1000. Raises ConfigError."""
 
+def measure(pause_ms: float) -> tuple[int, int, int, bool]:
+    """Best-effort work of other processes on the current device pauses for so many ms, at most 50.
+
+    0 ends pauses, or announces them; a negative number only looks. Returns the ns until a pause may begin (over 0: none
+    has begun), the ns that others' work in flight still takes, the beginning of the last latency work (monotonic ns, 0:
+    none), and whether latency work is under way. Raises ConfigError.
+    """
+
 def order(stream: int, ahead: tuple[int, ...], yields: bool) -> None:
     """What a CUstream gets from here on comes after what others have now: each of `ahead`, followed by an event for it.
 
@@ -366,6 +374,9 @@ class Batching:
         deadline_ns: int,
         protected_count: int,
     ) -> tuple[int, bool]: ...
+
+def gather(rows: list[int], bytes: int, to: int) -> None:
+    """Copies so many bytes of the host's memory from each address, one behind the other, to the address `to`."""
 
 def aimd_limit(limit: float, full: bool, in_time: bool, most: float) -> float:
     """The most requests of a batch after one more, by additive increase and multiplicative decrease."""

@@ -122,6 +122,8 @@ class Model:
             graph.replay()
         own = self._graphs is not None  # the next replay writes to the same memory
         outputs = _map(lambda output: _rows(output, size)[:count].to("cpu", copy=own), outputs)  # waits for the GPU
+        if isinstance(outputs, torch.Tensor):
+            return list(outputs.unbind())  # one call: each lets go of the interpreter's lock
         return [_map(lambda output, row=row: output[row], outputs) for row in range(count)]
 
     def _forward(self, batch: Any) -> Any:
@@ -159,16 +161,18 @@ def _load(memory: torch.Tensor, host: torch.Tensor, *rows: torch.Tensor) -> None
     if not rows[0].is_cpu:
         memory[:count].copy_(torch.stack(rows))
         return
-    for place, row in enumerate(rows):
+    for row in rows:
         if (row.dtype, row.shape) != (host.dtype, host.shape[1:]):
             needed = f"{host.dtype} of shape {tuple(host.shape[1:])} is needed"
             raise ValueError(f"an input is {row.dtype} of shape {tuple(row.shape)}: {needed}")
-        _bytes(host[place])[...] = _bytes(row)
+    whole = [row if _is_plain(row) else row.resolve_conj().resolve_neg().contiguous() for row in rows]
+    addresses = [row.data_ptr() for row in whole]
+    hook.load_core().gather(addresses, host.stride(0) * host.element_size(), host.data_ptr())
     memory[:count].copy_(host[:count], non_blocking=True)
 
 
-def _bytes(tensor: torch.Tensor) -> Any:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+def _is_plain(row: torch.Tensor) -> bool:
+    return row.is_contiguous() and not (row.is_conj() or row.is_neg())
 
 
 def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
