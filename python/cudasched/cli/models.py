@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 import traceback
@@ -81,6 +82,8 @@ def serve(
             server.start()
         else:
             server = server_of(offered, options)
+        gc.collect()
+        gc.freeze()  # else a collection of all that PyTorch has made stops the process for 0.1 s now and then
         announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
         server.run()
     return 0
