@@ -77,7 +77,8 @@ struct alignas(64) Slot {
   std::atomic<std::int64_t> entered_ns;            // when the request under way began
   std::atomic<std::int64_t> expected_ns;           // the request's whole time alone; 0: not known
   std::atomic<std::int64_t> admitted_at_entry_ns;  // Layout::admitted_ns then
-  std::atomic<std::int64_t> hint_until_ns;         // the client announced a request: best effort holds until then
+  std::atomic<std::int64_t> hint_until_ns;         // best effort holds until then: the client announced a request, or,
+                                                   // of a best-effort client, measures (schedule/quiet.hpp)
   std::atomic<std::int64_t> foreseen_ns;           // when its next work is foreseen, at the earliest,
   std::atomic<std::int64_t> foreseen_over_ns;      // and when that has come or stayed away
   std::atomic<std::int64_t> rate_free_ns;       // by the client's rate, no request comes within this time of any moment

@@ -299,6 +299,14 @@ PYBIND11_MODULE(_core, module) {
   module.def("finish", &cudasched_finish, py::call_guard<py::gil_scoped_release>());
   module.def("expect", [](double within_ms) { check(cudasched_expect(within_ms)); }, py::arg("within_ms"));
   module.def(
+      "measure",
+      [](double pause_ms) {
+        cudasched_measuring found{};
+        check(cudasched_measure(pause_ms, &found));
+        return py::make_tuple(found.wait_ns, found.busy_ns, found.latency_since_ns, found.latency_active != 0);
+      },
+      py::arg("pause_ms"));
+  module.def(
       "bind_stream",
       [](std::uint64_t stream, const std::string& name) { check(cudasched_bind_stream(stream, class_number(name))); },
       py::arg("stream"), py::arg("name"));

@@ -141,15 +141,23 @@ bool lately(const std::atomic<std::int64_t>& word, std::int64_t now) noexcept {
 
 }  // namespace
 
-std::uint32_t Device::slice_us(std::int64_t now) noexcept {
-  const arbiter::Layout& layout = table_->layout();
+template <typename Visit>
+void Device::for_each_other(Visit&& visit) noexcept {
   const int own = slot(Class::kBestEffort);
+  for (std::uint64_t rest = table_->layout().best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
+    if (const int other = std::countr_zero(rest); other != own) visit(table_->slot(other));
+  }
+}
+
+std::uint32_t Device::slice_us(std::int64_t now) noexcept {
   schedule::SliceLength::Look seen;
   seen.now_ns = now;
-  for (std::uint64_t rest = layout.best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
-    const int other = std::countr_zero(rest);
-    if (other != own && lately(table_->slot(other).in_flight_until_ns, now)) ++seen.others;
-  }
+  // Of one that measures and the others, one has work at a time.
+  const int own = slot(Class::kBestEffort);
+  const bool alone = own >= 0 && schedule::measures(table_->slot(own), now);
+  for_each_other([&](const arbiter::Slot& other) {
+    seen.others += !alone && lately(other.in_flight_until_ns, now) && !schedule::measures(other, now);
+  });
   const Gate::Progress progress = gate.progress();
   seen.completions = progress.completions;
   seen.in_flight = progress.in_flight;
@@ -162,6 +170,34 @@ bool Device::announced(std::int64_t now) noexcept {
     if (lately(table_->slot(std::countr_zero(rest)).hint_until_ns, now)) return true;
   }
   return false;
+}
+
+bool Device::pauses(std::int64_t now) noexcept {
+  bool found = false;
+  for_each_other([&](const arbiter::Slot& other) { found = found || schedule::measures(other, now); });
+  return found;
+}
+
+void Device::measure(std::int64_t for_ns, std::int64_t now, cudasched_measuring& found) noexcept {
+  found = {};
+  bool alone = true;
+  for_each_other([&](const arbiter::Slot& other) {
+    alone = false;
+    const std::int64_t until = other.in_flight_until_ns.load(std::memory_order_relaxed);
+    if (until < now + kNsPerSecond) found.busy_ns = std::max(found.busy_ns, until - now);
+  });
+  if (for_ns > 0 && !alone) found.wait_ns = pauses_.begin(for_ns, now);
+  if (for_ns == 0) pauses_.end(now);
+  if (for_ns >= 0 && found.wait_ns == 0 && !table_->lost()) {
+    arbiter::Slot& own = table_->slot(slot(Class::kBestEffort));
+    // Before the first pause, others learn that this client measures.
+    own.hint_until_ns.store(for_ns > 0 ? pauses_.until_ns() : now, std::memory_order_relaxed);
+  }
+  for (std::uint64_t rest = table_->latency_clients(); rest != 0; rest &= rest - 1) {
+    const std::int64_t since = table_->slot(std::countr_zero(rest)).active_since_ns.load(std::memory_order_relaxed);
+    found.latency_since_ns = std::max(found.latency_since_ns, since);
+  }
+  found.latency_active = (table_->active() & table_->latency_clients()) != 0;
 }
 
 void Device::publish(const arbiter::Counts& counts) noexcept {

@@ -16,6 +16,7 @@
 
 #include "arbiter/table.hpp"
 #include "base/clock.hpp"
+#include "cudasched/engine.h"
 #include "predict/allocations.hpp"
 #include "queue/queue.hpp"
 #include "runtime/gate.hpp"
@@ -23,6 +24,7 @@
 #include "runtime/latency/latency_activity.hpp"
 #include "runtime/offload.hpp"
 #include "runtime/settings.hpp"
+#include "schedule/quiet.hpp"
 #include "schedule/slice_length.hpp"
 
 namespace cudasched::runtime {
@@ -71,6 +73,11 @@ class Device {
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;
+  // Another best-effort client asks for pauses, in which it measures. The ticker's.
+  bool pauses(std::int64_t now_ns) noexcept;
+  // Best-effort clients of other processes pause for so long; 0: no longer; negative: nothing changes. See
+  // cudasched_measure().
+  void measure(std::int64_t for_ns, std::int64_t now_ns, cudasched_measuring& found) noexcept;
   arbiter::Table& table() noexcept { return *table_; }
 
   LatencyActivity latency;
@@ -78,10 +85,15 @@ class Device {
   JobPeers peers;
 
  private:
+  // Of the slots of other processes' best-effort clients.
+  template <typename Visit>
+  void for_each_other(Visit&& visit) noexcept;
+
   CUdevice handle_;
   int ordinal_;
   std::atomic<bool> mps_{false};
   schedule::SliceLength slice_length_;
+  schedule::Pauses pauses_;
   std::unique_ptr<arbiter::Table> table_;
   std::mutex tend_;                                         // held while slot numbers change
   arbiter::Condition untold_ = arbiter::Condition::kSound;  // found by a registration; the ticker tells of it

@@ -19,6 +19,7 @@
 #include "runtime/last_error.hpp"
 #include "runtime/memory/memory.hpp"
 #include "schedule/policy.hpp"
+#include "schedule/quiet.hpp"
 #include "telemetry/coverage.hpp"
 
 namespace {
@@ -318,6 +319,18 @@ int cudasched_remove_pool(void* pool) {
 
 int cudasched_expect(double within_ms) {
   return guarded([&] { cudasched::runtime::engine().regions().expect(checked_hint_ns(within_ms)); });
+}
+
+int cudasched_measure(double pause_ms, cudasched_measuring* found) {
+  return guarded([&] {
+    constexpr double kMostMs = static_cast<double>(cudasched::schedule::kLongestPauseNs / cudasched::kNsPerMs);
+    if (!(pause_ms <= kMostMs)) {
+      throw cudasched::ConfigError("others pause for at most " + std::to_string(static_cast<int>(kMostMs)) +
+                                   " ms at a time; got " + std::to_string(pause_ms));
+    }
+    const double pause_ns = std::max(pause_ms, -1.0) * static_cast<double>(cudasched::kNsPerMs);
+    cudasched::runtime::engine().regions().measure(static_cast<std::int64_t>(pause_ns), *found);
+  });
 }
 
 int cudasched_coverage_start(const char* cupti_path) {

@@ -135,10 +135,12 @@ class Gate {
   Progress progress() const noexcept { return progress_; }
 
   // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. The time in flight then
-  // needs no bound, and under the default policy the gate holds nothing. The ticker's.
-  void step_aside(bool interrupted) noexcept {
-    interrupted_.store(interrupted, std::memory_order_relaxed);
-    aside_.store(interrupted && strict_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  // needs no bound, and under the default policy the gate holds nothing. `pauses`: another best-effort client asks for
+  // pauses, and launches are held as beside a latency client. The ticker's.
+  void step_aside(bool interrupted, bool pauses = false) noexcept {
+    interrupted_.store(interrupted && !pauses, std::memory_order_relaxed);
+    const bool aside = interrupted && strict_.load(std::memory_order_relaxed);
+    holds_.store(pauses ? Holds::kAlways : aside ? Holds::kNever : Holds::kBesideLatency, std::memory_order_relaxed);
   }
 
   // The longest launch so far. Any thread.
@@ -186,6 +188,8 @@ class Gate {
   std::int64_t in_flight_ns() noexcept;
 
  private:
+  enum class Holds : std::uint8_t { kNever, kBesideLatency, kAlways };
+
   static constexpr std::int64_t kOverdueNs = 1'000'000'000;  // late beyond any error of prediction
 
   void note_length(std::int64_t duration_ns) noexcept;
@@ -207,8 +211,11 @@ class Gate {
                                               const schedule::GateMachine::Launch& launch, Pass& pass,
                                               std::int64_t now_ns) noexcept;
 
-  // That launches are held for: on this GPU, or another one of the job.
-  bool latency_clients() const noexcept { return !aside_.load(std::memory_order_relaxed) && any_latency_client(); }
+  // Launches are held: for a latency client on this GPU or another one of the job, or for a client that measures.
+  bool latency_clients() const noexcept {
+    const Holds holds = holds_.load(std::memory_order_relaxed);
+    return holds == Holds::kAlways || (holds == Holds::kBesideLatency && any_latency_client());
+  }
   bool any_latency_client() const noexcept {
     return table_->latency_clients() != 0 || (peers_ != nullptr && peers_->latency_clients());
   }
@@ -217,7 +224,7 @@ class Gate {
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<bool> interrupted_{false};
-  std::atomic<bool> aside_{false};
+  std::atomic<Holds> holds_{Holds::kBesideLatency};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};
   const LatencyActivity* own_latency_ = nullptr;

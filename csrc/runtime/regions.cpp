@@ -149,4 +149,13 @@ void Regions::expect(std::int64_t within_ns) {
   device->latency.expect(within_ns);
 }
 
+void Regions::measure(std::int64_t for_ns, cudasched_measuring& found) {
+  found = {};
+  if (!hot().scheduling.load(std::memory_order_relaxed)) return;
+  ThreadState& thread = this_thread();
+  Device* const device = Engine::current_device(thread);
+  if (device == nullptr || !engine().prepare(*device, Class::kBestEffort, thread)) return;
+  device->measure(for_ns, now_ns(), found);
+}
+
 }  // namespace cudasched::runtime

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "base/class.hpp"
+#include "cudasched/engine.h"
 #include "runtime/classify.hpp"
 
 namespace cudasched::runtime {
@@ -37,6 +38,8 @@ class Regions {
   // Latency work of the calling thread's device is imminent, within that time; one second counts as the longest. Throws
   // Error.
   void expect(std::int64_t within_ns);
+  // See cudasched_measure(). Nothing happens where scheduling is off.
+  void measure(std::int64_t for_ns, cudasched_measuring& found);
 
   // Has any thread ever entered one?
   bool used() const noexcept { return used_.load(std::memory_order_relaxed); }

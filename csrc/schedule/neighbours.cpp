@@ -5,6 +5,7 @@
 
 #include "base/clock.hpp"
 #include "schedule/fair.hpp"
+#include "schedule/quiet.hpp"
 #include "schedule/slack.hpp"
 #include "schedule/turn.hpp"
 
@@ -149,6 +150,12 @@ bool Neighbours::look(Snapshot& snapshot, std::int64_t now, std::int64_t turn_wa
 
   bool passed_on = false;
   const std::uint64_t others = other_best_effort();
+  for_each_slot(others, [&](int other) {
+    const arbiter::Slot& client = slot_of(*layout_, other);
+    if (!measures(client, now)) return;
+    snapshot.latency_clients = true;  // little may be in flight
+    snapshot.hint_ns = std::max(snapshot.hint_ns, pause_ns(client, now));
+  });
   if (others != 0 && mps_) {
     for_each_slot(others, [&](int other) {
       const std::int64_t until = slot_of(*layout_, other).in_flight_until_ns.load(std::memory_order_relaxed);

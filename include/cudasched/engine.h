@@ -301,6 +301,20 @@ CUDASCHED_EXPORT int cudasched_configure(const char* name, const char* value);
  * back from now on until it has come, or that time is over. */
 CUDASCHED_EXPORT int cudasched_expect(double within_ms);
 
+/* What a program that times its best-effort work has to know of others on the current device. */
+struct cudasched_measuring {
+  int64_t wait_ns;          /* over 0: no pause has begun, and one may after this time */
+  int64_t busy_ns;          /* others' best-effort work in flight is predicted to last for so long */
+  int64_t latency_since_ns; /* when latency work was last begun (CLOCK_MONOTONIC); 0: never */
+  int32_t latency_active;   /* latency work is under way */
+  int32_t reserved;
+};
+
+/* Best-effort work of other processes on the current device pauses for so many milliseconds, at most 50. 0 ends the
+ * pause, and announces pauses before the first one; a negative number only looks. Between two pauses others have as
+ * much time as the first one took. Nothing happens, and all is 0, where scheduling is off. */
+CUDASCHED_EXPORT int cudasched_measure(double pause_ms, struct cudasched_measuring* found);
+
 /* What a policy decides by (docs/policies.md says more of each). Times in nanoseconds; INT64_MIN: not known. */
 struct cudasched_snapshot {
   int32_t latency_clients; /* one is on the device, active or not */

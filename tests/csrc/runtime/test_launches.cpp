@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <random>
 #include <thread>
 #include <utility>
@@ -825,6 +826,72 @@ TEST_F(Launches, AHintDiesWithTheClientThatGaveIt) {
   thread.join();
   done.store(true);
   expects.join();
+}
+
+// A client that times its kernels; no latency client is there.
+TEST_F(Launches, BestEffortPausesForAClientThatMeasures) {
+  arbiter::ClientInfo tuner;
+  tuner.client_class = Class::kBestEffort;
+  {
+    std::atomic<bool> launched{false};
+    best_effort_launch(1, launched).join();  // so that the gate is there
+    ASSERT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  }
+  const int place = driver_.table().claim(tuner);
+  arbiter::Slot& slot = driver_.table().slot(place);
+  slot.hint_until_ns.store(now_ns());
+  ASSERT_TRUE(eventually([&] {
+    slot.hint_until_ns.store(now_ns());
+    return gate().beside_latency();
+  }));
+  std::atomic<bool> done{false};
+  std::thread pauses([&] {
+    while (!done.load()) {
+      slot.hint_until_ns.store(now_ns() + 40 * kNsPerMs);
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  ASSERT_TRUE(eventually([&] { return slot.hint_until_ns.load() > now_ns(); }));
+  const std::uint64_t gated = state().gated_launches;
+  std::atomic<bool> launched{false};
+  std::thread thread = best_effort_launch(2, launched);
+  EXPECT_TRUE(eventually([&] { return state().gated_launches > gated; }));
+  std::this_thread::sleep_for(100ms);  // longer than any pause that is not said anew
+  EXPECT_EQ(program_.ran(), 1U);
+  done.store(true);
+  pauses.join();
+  thread.join();
+  EXPECT_TRUE(eventually([&] { return program_.ran() == 2; }));  // the last pause ends by itself
+  driver_.table().release(place);
+  EXPECT_TRUE(eventually([&] { return !gate().beside_latency(); }));
+}
+
+TEST_F(Launches, AMeasuringClientLearnsWhatOthersDo) {
+  cudasched_measuring found{};
+  ASSERT_EQ(cudasched_measure(0, &found), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_measure(50, &found), CUDASCHED_OK);
+  ASSERT_EQ(cudasched_measure(50, &found), CUDASCHED_OK);
+  EXPECT_EQ(found.wait_ns, 0);  // nobody is there to pause
+  EXPECT_EQ(found.busy_ns, 0);
+  arbiter::ClientInfo other;
+  other.client_class = Class::kBestEffort;
+  const int place = driver_.table().claim(other);
+  driver_.table().slot(place).in_flight_until_ns.store(now_ns() + kNsPerSecond / 2);
+  ASSERT_EQ(cudasched_measure(50, &found), CUDASCHED_OK);
+  EXPECT_EQ(found.wait_ns, 0);
+  EXPECT_GT(found.busy_ns, 0);
+  ASSERT_EQ(cudasched_measure(50, &found), CUDASCHED_OK);
+  EXPECT_GT(found.wait_ns, 0);
+  EXPECT_FALSE(found.latency_active);
+  {
+    const InRegion region(CUDASCHED_LATENCY);
+    ASSERT_EQ(cudasched_measure(-1, &found), CUDASCHED_OK);
+    EXPECT_TRUE(found.latency_active);
+    EXPECT_GT(found.latency_since_ns, 0);
+  }
+  driver_.table().release(place);
+  EXPECT_EQ(cudasched_measure(51, &found), CUDASCHED_CONFIG_ERROR);
+  EXPECT_EQ(cudasched_measure(std::nan(""), &found), CUDASCHED_CONFIG_ERROR);
 }
 
 // Many threads do all of it at once. What each stream ran must be what was launched on it, in order, once.

@@ -124,7 +124,7 @@ TEST_F(NeighboursTest, BitsOfASlotOfAnotherClassHoldNobody) {
   for (const int slot : {self_, other, plain, 40}) {
     layout.active.fetch_or(std::uint64_t{1} << slot);
     layout.latency.fetch_or(std::uint64_t{1} << slot);
-    table_->slot(slot).hint_until_ns = now_ + kNsPerMs;
+    table_->slot(slot).hint_until_ns = now_ + kNsPerSecond / 2;  // longer than a pause
     table_->slot(slot).heartbeat_ns = now_;
   }
   table_->slot(40).client_class = static_cast<std::uint32_t>(Class::kLatency);  // but nobody is there
@@ -316,6 +316,22 @@ TEST_F(NeighboursTest, AHintHoldsForItsTimeAndNoLongerThanItsClientLives) {
   EXPECT_EQ(look().hint_ns, 0);
   table_->slot(latency).hint_until_ns = now_ + 5 * kNsPerSecond;  // longer than one may say
   EXPECT_EQ(look().hint_ns, kNsPerSecond);
+}
+
+TEST_F(NeighboursTest, APauseHoldsOtherBestEffortAndNotItsOwn) {
+  const int tuner = claim(Class::kBestEffort);
+  EXPECT_FALSE(look().latency_clients);
+  table_->slot(tuner).hint_until_ns = now_ + 5 * kNsPerMs;
+  EXPECT_EQ(look().hint_ns, 5 * kNsPerMs);
+  EXPECT_EQ(strict(look()).answer, Answer::kWaitForTime);
+  Neighbours own = neighbours(tuner);
+  EXPECT_EQ(look(own).hint_ns, 0);
+  EXPECT_FALSE(look(own).latency_clients);
+  go_on(5 * kNsPerMs);  // over, and another one may come soon: little is in flight until then
+  EXPECT_EQ(look().hint_ns, 0);
+  EXPECT_TRUE(look().latency_clients);
+  go_on(kNsPerSecond);
+  EXPECT_FALSE(look().latency_clients);
 }
 
 TEST_F(NeighboursTest, AHintHoldsBackWhatWouldFitAnotherRequestsSlack) {
