@@ -54,6 +54,7 @@ MODULES = {
     "tuner": "tune.evaluate",
     "tuner_beside": "tune.beside",
     "tuner_ppo": "tune.ppo",
+    "tuner_quiet": "tune.quiet",
     "predictor": "predictor.benchmark:SPEED",
     "predictor_figures": "predictor.benchmark:COSTS",
     "graph_slicing": "graphs.figures",

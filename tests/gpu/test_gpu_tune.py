@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, Start, line_of
+from conftest import PATIENCE_S, Start, finish, line_of
 from cudasched.tune import Settings, read, tune
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.workers import Limits, Live, Request
@@ -117,3 +118,19 @@ def test_beside_a_server_it_ends_with_samples_of_which_none_was_taken_beside_a_r
     tuned = tune(space=twice / "twice.toml", database=twice / "d.sqlite", settings=Settings(warm=False))
     assert isinstance(tuned.measurements[tuned.index], Measurement)
     assert {one.status for one in tuned.measurements.values()} <= {"ok", "disturbed"} and tuned.time_us > 0
+
+
+def test_a_training_pauses_while_a_quiet_tuner_samples_and_runs_in_between(start: Start) -> None:
+    trainer = start("trainer.py", client_class="best-effort")
+    line_of(trainer, "")
+    ended: list[int] = []  # when steps of the training had ended
+    assert trainer.stdout is not None
+    reader = threading.Thread(target=lambda lines=trainer.stdout: ended.extend(int(line.split()[0]) for line in lines))
+    reader.start()
+    pauses = json.loads(finish(start("quiet.py")).splitlines()[-1])
+    trainer.kill()
+    reader.join()
+    first, last = pauses[0][0], pauses[-1][1]
+    during = [at for at in ended for begin, end in pauses if begin + 1_000_000 < at < end]
+    assert len(pauses) == 10 and not during, (pauses, during)
+    assert len([at for at in ended if first < at < last]) > 10

@@ -21,6 +21,7 @@ from cudasched.tune._face import tune
 from cudasched.tune.database import Database
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.output import as_header, as_json
+from cudasched.tune.quiet import Quiet, quiet
 from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.space import Gpu, Problem, Space, read
 from cudasched.tune.triton import triton
@@ -36,6 +37,7 @@ __all__ = [
     "Objective",
     "Problem",
     "Progress",
+    "Quiet",
     "Recording",
     "Replay",
     "Settings",
@@ -43,6 +45,7 @@ __all__ = [
     "Tuned",
     "as_header",
     "as_json",
+    "quiet",
     "read",
     "run",
     "triton",

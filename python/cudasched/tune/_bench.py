@@ -16,6 +16,7 @@ from cudasched.errors import ConfigError, DriverError, Error
 from cudasched.tune._driver import Arguments, Buffer, Device, Kernel, RefusedError
 from cudasched.tune._need import need
 from cudasched.tune.measurement import Measurement
+from cudasched.tune.quiet import Pauses
 from cudasched.tune.space import TYPES, Configuration, Launch, Problem, read
 
 __all__ = ["Bench", "Job", "Plan"]
@@ -68,31 +69,6 @@ class Job:
     give_up_us: float = math.inf
     check: bool = True
     compile_s: float = 0.0
-
-
-class Neighbours:
-    """Whether a latency client used the GPU, by cudasched's client tables."""
-
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
-
-    def look(self) -> tuple[bool, frozenset[tuple[int, float | None]]]:
-        """Whether one is active now, and since when each was last: another answer than before says that one was."""
-        from cudasched.status import status
-
-        try:
-            devices = status()
-        except Error:  # the package is not built: no program is scheduled
-            return False, frozenset()
-        clients = [
-            client
-            for device in devices
-            if device.uuid in (self._uuid, "") or not device.uuid.startswith("GPU-")
-            for client in device.clients
-            if client.client_class == "latency"
-        ]
-        active = any(client.active for client in clients)
-        return active, frozenset((client.process, client.active_since_s) for client in clients)
 
 
 def _numpy_type(kind: str) -> str:
@@ -165,7 +141,7 @@ class Bench:
         self._plan = plan
         self.problem: Problem = read(plan.space).problem(self.device.gpu, plan.shape)
         self._space = self.problem.space
-        self._neighbours = Neighbours(self.device.uuid)
+        self._pauses = Pauses()
         self._workspace: Buffer | None = None
         self._inputs = self._make_inputs()
         self._buffers: dict[str, Buffer] = {}
@@ -429,16 +405,17 @@ class Bench:
         """Samples, all of them while no latency client was active, and how many were thrown away."""
         discarded = 0
         for attempt in range(_QUIET_TRIES):
-            before = self._neighbours.look()
-            if not before[0]:
-                samples: list[float] = []
-                for _ in range(job.samples):
-                    samples.append(self.device.time(kernel, launch, arguments, job.launches))
-                    if samples[0] > job.give_up_us:
-                        break
-                if self._neighbours.look() == before:
-                    return samples, discarded
-                discarded += len(samples)
+            with self._pauses.pause():
+                before = self._pauses.latency()
+                if not before[0]:
+                    samples: list[float] = []
+                    for _ in range(job.samples):
+                        samples.append(self.device.time(kernel, launch, arguments, job.launches))
+                        if samples[0] > job.give_up_us:
+                            break
+                    if self._pauses.latency() == before:
+                        return samples, discarded
+                    discarded += len(samples)
             if attempt + 1 < _QUIET_TRIES:
                 time.sleep(_QUIET_PAUSE_S)
         return [], discarded

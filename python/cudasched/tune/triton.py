@@ -157,7 +157,7 @@ def triton(
         constraint: Of a configuration's values: whether it may be tried.
         tolerance: How far results may be from the first configuration's, relative and as much absolute; None: 1e-9 for
             float64, 1e-3 for float32, 2e-2 for shorter floating types. Integers are equal.
-        options: For `triton.autotune`: ``reset_to_zero``, ``restore_value``, ...
+        options: For `triton.autotune`: ``reset_to_zero``, ``do_bench`` (of `quiet`), ...
 
     Raises:
         ConfigError: The space is empty or too large.
@@ -177,6 +177,7 @@ def triton(
     ]
 
     refused: list[Refused] = []
+    do_bench = options.get("do_bench") or library.testing.do_bench
 
     def decorate(function: Any) -> Any:
         def prune(configs: Sequence[Any], named_arguments: Mapping[str, Any], **rest: Any) -> list[Any]:
@@ -218,7 +219,7 @@ def triton(
                     if is_right(configs[place]):
                         call = functools.partial(run, configs[place])
                         with contextlib.suppress(*passed_over):
-                            time = float(library.testing.do_bench(call, warmup=5, rep=20, return_mode="median"))
+                            time = float(do_bench(call, warmup=5, rep=20, return_mode="median"))
                             scores[place] = time
                     search.tell(place, time)
                 kept = [configs[place] for place in sorted(scores, key=scores.__getitem__)[:_KEPT]]
