@@ -68,7 +68,11 @@ SPELLED = {
 }
 
 #: Parts of kernels.json, and how the names of their figures begin; the kernels' own are all others.
-FIGURES_OF = {"device": ("queue_", "graph_", "device_", "conditional_"), "tuner": ("tuner_", "warm_")}
+FIGURES_OF = {
+    "device": ("queue_", "graph_", "device_", "conditional_"),
+    "tuner": ("tuner_", "warm_"),
+    "quiet": ("quiet_", "bare_", "idle_"),
+}
 
 #: Lines under the arms, and the modes that they hold for.
 BOUNDS = {"bound, one process or MPS": ("one_process", "mps"), "bound, two processes": ("two_processes",)}
@@ -92,7 +96,7 @@ def rendered(text: str, results: Path = RESULTS, stale: list[str] | None = None)
             return f"{match['start']}{NOT_MEASURED}{match['end']}"
         try:
             made = load(path)
-            if match["name"] == "kernels" and match["kind"]:
+            if match["name"] in ("kernels", "foresight") and match["kind"]:
                 made = part_of(made, match["kind"])
                 if match["optional"] and not made.rows:
                     return f"{match['start']}{NOT_MEASURED}{match['end']}"
@@ -105,16 +109,16 @@ def rendered(text: str, results: Path = RESULTS, stale: list[str] | None = None)
 
 
 def part_of(results: Results, part: str) -> Results:
-    """The figures of kernels.json that are of `kernels`, `device` or `tuner`.
+    """The figures of kernels.json that are of `kernels`, `device` or `tuner`, or of foresight.json, `rest` or `quiet`.
 
     Raises:
         ValueError: There is no such part.
     """
-    if part not in ("kernels", *FIGURES_OF):
+    if part not in ("kernels", "rest", *FIGURES_OF):
         raise ValueError(f"there is no part '{part}'")
     others = tuple(start for starts in FIGURES_OF.values() for start in starts)
     rows = results.figures
-    if part == "kernels":
+    if part not in FIGURES_OF:
         return results.model_copy(update={"rows": [row for row in rows if not row.figure.startswith(others)]})
     return results.model_copy(update={"rows": [row for row in rows if row.figure.startswith(FIGURES_OF[part])]})
 

@@ -1,7 +1,8 @@
 """Our tuner against chance and Kernel Tuner over recorded spaces: four rows of kernels.json.
 
 For each kernel, Kernel Tuner's strategy is the one that does best on the other kernels (with seeds of their own),
-chosen anew for each figure. Other figures of the file stay. Spaces of which more than 1% of the configurations are
+chosen anew for each figure. Seconds are those of compiling and running at the recording, one after another, and the CPU
+time of the search. Other figures of the file stay. Spaces of which more than 1% of the configurations are
 within 2% of the best are left out, and named. No GPU is needed: about --seeds x spaces x 10 s of CPU
 time. A rehearsal takes synthetic recordings (`--recorded`).
 """
