@@ -1,6 +1,7 @@
 #include "memory/layout.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <utility>
 
@@ -124,7 +125,7 @@ void Layout::for_each_chunk(const Part& part, Bytes from, auto&& call) const {
 std::optional<Bytes> Layout::place(const Part& part, Bytes bytes) const {
   const Bytes most = rounded(bytes, page_);
   Bytes begin = aligned(part.at, bytes);
-  if (most < chunk_) {
+  if (most < kLargestChunk * chunk_) {
     for (auto at = mapped_.lower_bound(begin); at != mapped_.end() && at->first < begin + bytes; ++at) {
       const Bytes end = at->first + at->second.bytes;
       if (at->second.bytes > most && end <= part.end()) begin = end;
@@ -295,7 +296,8 @@ Plan Layout::plan(Bytes bytes, Stream stream) {
     plan.create.push_back(page_);
     missing -= page_;
   }
-  for (; missing != 0; missing -= plan.create.back()) plan.create.push_back(std::min(missing, chunk_));
+  const Bytes chunk = std::clamp(std::bit_floor(missing / kChunksOfBlock), chunk_, kLargestChunk * chunk_);
+  for (; missing != 0; missing -= plan.create.back()) plan.create.push_back(std::min(missing, chunk));
   plan.map.insert(plan.map.end(), plan.create.begin(), plan.create.end());
   std::sort(plan.map.begin(), plan.map.end(), std::greater<>());
   plan.unmap = joined(std::move(unmap));
