@@ -477,8 +477,8 @@ class Batcher:
             if self._running is batch:
                 self._running = None
                 has_run = error is None and not batch.given_up
-                late = self._count(batch, begin_ns, end_ns, error is not None)
-                self._queue.end(len(batch.requests), end_ns - begin_ns if has_run else None, late)
+                in_time = self._count(batch, begin_ns, end_ns, error is not None)
+                self._queue.end(len(batch.requests), end_ns - begin_ns if has_run else None, in_time)
                 if len(self._queue) or self._closed:
                     self._arrived.notify()  # the runner, where another thread has run this
             if batch.given_up:
@@ -490,8 +490,8 @@ class Batcher:
             elif not request.done():  # interrupted on the way
                 request.set_exception(_copied(error))
 
-    def _count(self, batch: _Batch, begin_ns: int, end_ns: int, failed: bool) -> int:
-        """A batch has run; how many of its requests were late. Of one that was given up nothing is counted."""
+    def _count(self, batch: _Batch, begin_ns: int, end_ns: int, failed: bool) -> bool:
+        """A batch has run; whether each of its requests was in time. Of one that was given up nothing is counted."""
         counts, size = self._counts, len(batch.requests)
         missed = queue_ns = longest_ns = answer_ns = 0
         for request in batch.requests:
@@ -501,7 +501,7 @@ class Batcher:
             queue_ns += waited_ns
             longest_ns = max(longest_ns, waited_ns)
         if batch.given_up:
-            return missed
+            return missed == 0
         counts.batches[size] = counts.batches.get(size, 0) + 1
         counts.run_ms[size] = counts.run_ms.get(size, 0) + (end_ns - begin_ns) / 1e6
         counts.last_s = time.time()
@@ -513,7 +513,7 @@ class Batcher:
             counts.completed += size
             counts.missed += missed
             counts.answer_ms += answer_ns / 1e6
-        return missed
+        return missed == 0
 
     def _outputs(self, inputs: list[Any], slack_ms: float | None) -> list[Any]:
         """Raises RunError."""

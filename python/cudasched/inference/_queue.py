@@ -265,18 +265,18 @@ class Queue:
                 refused.append((request, error))
         return refused
 
-    def end(self, count: int, duration_ns: int | None, late: int) -> None:
+    def end(self, count: int, duration_ns: int | None, in_time: bool) -> None:
         """A batch of so many requests has ended.
 
         Args:
             count: How many.
             duration_ns: How long it took; None: it failed.
-            late: How many of them were late.
+            in_time: No request of it was late.
         """
         if duration_ns is not None:
-            self.times.record(count, duration_ns, late / count)
+            self.times.record(count, duration_ns)
         if self._aimd:
-            self._limit = self._aimd_limit(self._limit, count >= int(self._limit), late == 0, self._most)
+            self._limit = self._aimd_limit(self._limit, count >= int(self._limit), in_time, self._most)
         self._busy_until_ns = 0
 
     def expiry_ns(self) -> int:

@@ -17,9 +17,7 @@ LONGEST_MS = 3_600_000
 """Of all times that are given."""
 
 _RECENT = 64
-_COVERAGE, _MOST_COVERAGE = 0.9, 0.98
-_LATE, _STEP = 0.01, 0.05
-"""The share of requests that may be late before more batches have to keep their bound, and how fast that follows."""
+_COVERAGE = 0.9
 _FEW = 4
 """Runs of a size that do not yet say that it takes longer than smaller batches of as many requests."""
 
@@ -39,13 +37,9 @@ class _Recent:
 
 
 class Times:
-    """A bound for each size: a time that nine of ten recent batches do not exceed, and more where requests are late.
+    """A bound for each size: a time that nine of ten recent batches do not exceed.
 
-    A batch that starts at its bound is late once in ten, which is of no account unless most do: where more requests
-    come than can be served. So the share of batches that may exceed their bound falls while requests are late, and
-    rises again while none is (adaptive conformal inference; Gibbs and Candes, 2021).
-
-    A size typically takes the median of its last 64 runs, and the bound is longer by as much as that share of the last
+    A size typically takes the median of its last 64 runs, and the bound is longer by as much as nine of ten of the last
     64 batches, of all sizes, took at most beyond that. So a size that runs seldom has no bound of a single slow run,
     for which it would never run again. A larger size takes no less than a smaller one: where medians say otherwise,
     both have that of the one that ran more often. A size of few runs takes no longer than batches of the next smaller
@@ -76,7 +70,6 @@ class Times:
         """No size has run, and no time is predicted."""
         self._runs = [_Recent() for _ in self.sizes]
         self._longer = _Recent()  # times over typical ones
-        self._coverage = _COVERAGE
         self._predicted = {}
         self._renew([0.0] * len(self.sizes))
 
@@ -84,9 +77,8 @@ class Times:
         """Of a batch of so many requests; 0: not known."""
         return self.bounds_ns[bisect_left(self.sizes, count)]
 
-    def record(self, count: int, duration_ns: int, late: float = 0.0) -> None:
-        """A batch of so many requests took so long; that share of them was late."""
-        self._coverage = min(max(self._coverage + _STEP * (late - _LATE), _COVERAGE), _MOST_COVERAGE)
+    def record(self, count: int, duration_ns: int) -> None:
+        """A batch of so many requests took so long."""
         place = bisect_left(self.sizes, count)
         self._runs[place].add(max(duration_ns, 1))
         typical = self._typical()
@@ -95,7 +87,7 @@ class Times:
 
     def _renew(self, typical: Sequence[float]) -> None:
         ascending = self._longer.ascending
-        rank = min(math.ceil(self._coverage * (len(ascending) + 1)), len(ascending))
+        rank = min(math.ceil(_COVERAGE * (len(ascending) + 1)), len(ascending))
         longer = ascending[rank - 1] if ascending else 1.0
         for place, time_ns in enumerate(typical):
             self.bounds_ns[place] = round(time_ns * longer) or int(time_ns > 0)
