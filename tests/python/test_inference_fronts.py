@@ -14,22 +14,22 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cudasched.inference import Batcher, DeadlineError, InputError, RunError, UseError
+from cudasched.inference import Batcher, DeadlineError, InputError, QueueFullError, RunError, UseError
 from support import PATIENCE_S, Run, eventually
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 rpc = pytest.importorskip("grpc")
 
-from cudasched.inference._fronts import RemoteModels, _Served  # noqa: E402
+from cudasched.inference import _link  # noqa: E402
+from cudasched.inference._fronts import RemoteModels, Requests  # noqa: E402
 from cudasched.inference._kserve import Asked, Models  # noqa: E402
 from cudasched.inference._kserve_grpc import RPC  # noqa: E402
 
@@ -56,8 +56,16 @@ class Model:
 class Both:
     model: Model
     batcher: Batcher
+    requests: Requests
     remote: RemoteModels
     front: socket.socket
+
+    def further(self) -> socket.socket:
+        """The end of another front."""
+        own, other = socket.socketpair()
+        threading.Thread(target=self.requests.serve, args=(own, lambda problem: None), daemon=True).start()
+        other.settimeout(PATIENCE_S)
+        return other
 
 
 @pytest.fixture
@@ -66,17 +74,21 @@ def both() -> Iterator[Both]:
     one, other = socket.socketpair()
     kept = socket.fromfd(one.fileno(), one.family, one.type)
     with Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), max_queue=1000) as batcher:
-        served = _Served(Models({"m": batcher}), Connection(other.detach()), lambda problem: None)
-        remote = RemoteModels(Connection(one.detach()))
-        reading = [threading.Thread(target=each.read) for each in (served, remote)]
+        requests = Requests(Models({"m": batcher}))
+        remote = RemoteModels(one)
+        reading = [
+            threading.Thread(target=requests.serve, args=(other, lambda problem: None)),
+            threading.Thread(target=remote.read),
+        ]
         for thread in reading:
             thread.start()
-        yield Both(model, batcher, remote, kept)
+        yield Both(model, batcher, requests, remote, kept)
         model.may.set()
         kept.shutdown(socket.SHUT_RDWR)
         for thread in reading:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+        requests.close()
         kept.close()
 
 
@@ -127,13 +139,71 @@ def test_errors_are_of_the_same_class_on_both_sides(
     assert answer(both, asked(1)) == [2]
 
 
-def test_requests_that_come_together_are_one_batch() -> None:
+def message(number: int, *values: float) -> bytes:
+    parts = _link.packed(number, ("m", "", (), ()), asked(*values).inputs)
+    assert parts
+    return b"".join(parts)
+
+
+def received(front: socket.socket) -> tuple[int, Any]:
+    """A message's number, and all after its header."""
+    length, number, *_ = _link._HEAD.unpack(front.recv(_link._HEAD.size, socket.MSG_WAITALL))
+    return number, front.recv(length - _link._HEAD.size, socket.MSG_WAITALL)
+
+
+def test_requests_that_come_together_are_one_batch_and_are_answered_together(both: Both) -> None:
+    both.model.may.clear()
+    first = both.remote.submit(asked(9))[0]
+    eventually(lambda: both.batcher.statistics().running == 1)
+    with both.further() as front:
+        front.sendall(b"".join(message(number, number) for number in range(4)))
+        eventually(lambda: both.batcher.statistics().waiting == 4)
+        both.model.may.set()
+        assert first.result(PATIENCE_S)["output_0"] == [18]
+        assert [received(front)[0] for _ in range(4)] == [0, 1, 2, 3]
+    assert both.batcher.statistics().batches == {1: 1, 4: 1}
+
+
+def test_messages_may_come_in_any_pieces(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "_CHUNK_BYTES", 0)  # memory for little more than a message
+    sent = b"".join(message(number, *range(number, number + 3)) for number in range(200))
+    with both.further() as front:
+        for size in (1, 7, 100, 4096):
+            for place in range(0, len(sent), size):
+                front.sendall(sent[place : place + size])
+            answers = dict(received(front) for _ in range(200))
+            for number, data in answers.items():
+                assert data[-24:] == np.arange(2.0 * number, 2 * number + 6, 2).tobytes()
+            assert len(answers) == 200
+
+
+def test_arrays_of_all_kinds_cross(both: Both) -> None:
     one, other = socket.socketpair()
-    with one, Batcher(Model(), (4,), slo_ms=None, example=np.float64(0)) as batcher:
-        served = _Served(Models({"m": batcher}), Connection(other.detach()), lambda problem: None)
-        served._take([(number, "submit", (asked(number),)) for number in range(4)])
-        eventually(lambda: batcher.statistics().completed == 4)
-        assert batcher.statistics().batches == {4: 1}
+    links = _link.Links()
+    sender, reader = _link.Link(_link.Links(), one), _link.Link(links, other)
+    arrays = [
+        ("columns", np.arange(6.0).reshape(2, 3).T),
+        ("none", np.zeros((0, 3), np.float16)),
+        ("odd", np.array([True, False, True])),
+        ("large", np.arange(100_000, dtype=np.uint8)),
+    ]
+    parts = _link.packed(5, ("about",), arrays)
+    assert parts
+    messages: list[_link.Message] = []
+    sending = threading.Thread(target=sender.send, args=(parts,))
+    sending.start()
+    while not messages:
+        messages, gone, goes_on = links.read()
+        assert goes_on and not gone
+    sending.join()
+    ((link, number, about, found),) = messages
+    assert link is reader and number == 5 and about == ("about",) and found is not None
+    for (name, array), (other_name, other_array) in zip(arrays, found, strict=True):
+        assert name == other_name and array.dtype == other_array.dtype and (array == other_array).all()
+        assert other_array.flags.writeable and other_array.flags.aligned
+    one.close()
+    other.close()
+    assert _link.packed(0, None, [("strings", np.array([b"s"], object))]) is None
 
 
 def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:
@@ -168,6 +238,72 @@ def test_a_front_that_is_gone_has_its_requests_cancelled(both: Both) -> None:
     eventually(lambda: both.batcher.statistics().cancelled == 1)
     with pytest.raises(UseError, match="the process of the models is gone"):
         both.remote.submit(asked(1))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        _link._HEAD.pack(8, 1, 0, 0),
+        _link._HEAD.pack(1 << 60, 1, 0, 0),
+        _link._HEAD.pack(32, 1, 0, 64),
+        _link._HEAD.pack(32, 1, 2, 8),
+        _link._HEAD.pack(32, 1, 0, 8) + b"no pickl",
+        _link._HEAD.pack(_link._HEAD.size + 8, 1, 1, 0) + bytes(8),
+        _link._HEAD.pack(len(message(1, 5)) + 8, *_link._HEAD.unpack_from(message(1, 5))[1:])
+        + message(1, 5)[24:]
+        + bytes(8),
+    ],
+)
+def test_a_front_whose_message_is_damaged_is_dropped_and_others_are_served(
+    both: Both, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with both.further() as front:
+        front.sendall(damaged)
+        assert front.recv(1) == b""
+    assert "a message of another process is damaged" in caplog.text
+    assert answer(both, asked(1)) == [2]
+
+
+def test_a_front_that_ends_in_the_middle_of_a_message_is_gone(both: Both) -> None:
+    both.model.may.clear()
+    both.remote.submit(asked(1))
+    eventually(lambda: both.batcher.statistics().running == 1)
+    with both.further() as front:
+        front.sendall(message(1, 5) + message(2, 6)[:-3])
+        eventually(lambda: both.batcher.statistics().waiting == 1)
+    eventually(lambda: both.batcher.statistics().cancelled == 1)
+    both.model.may.set()
+    assert answer(both, asked(1)) == [2] and not {5.0, 6.0} & {*both.model.seen}
+
+
+def test_a_front_that_does_not_read_is_dropped_and_others_are_served(
+    both: Both, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_link, "_UNSENT_BYTES", 1 << 16)
+    with both.further() as front, suppress(OSError):  # it is dropped
+        for number in range(100_000):
+            front.sendall(b"".join(_link.pickled(number, ("index", ()))))
+            assert number % 100 or answer(both, asked(1)) == [2]
+    assert "a front of the models does not read its answers, and is dropped" in caplog.text
+    assert answer(both, asked(1)) == [2]
+
+
+def test_answers_that_a_socket_has_no_room_for_come_later(both: Both) -> None:
+    count = 600
+    with both.further() as front:
+        for number in range(count):
+            front.sendall(message(number, *[1.0] * 100))
+            eventually(lambda number=number: both.batcher.statistics().completed >= 100 * (number - 5))  # type: ignore[misc]
+        assert [received(front)[0] for _ in range(count)] == [*range(count)]
+
+
+def test_a_front_refuses_requests_that_the_other_process_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "_UNSENT_BYTES", 1 << 16)
+    own, other = socket.socketpair()
+    remote = RemoteModels(own)
+    with own, other, pytest.raises(QueueFullError, match="does not keep up"):
+        while True:
+            remote.submit(asked(*range(10_000)))
 
 
 # ---- the command

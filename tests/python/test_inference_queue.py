@@ -435,6 +435,6 @@ def test_no_request_is_lost_or_served_twice_and_no_batch_is_later_than_it_has_to
     world.serve(NEVER_NS - 1, at)
     assert len(queue) == 0
     ends = [*world.served, *world.refused, *refused, *removed]
-    assert sorted(request.number for request in ends) == [request.number for request in everyone]
+    assert sorted(request.key[-1] for request in ends) == [request.key[-1] for request in everyone]
     if on_timeout == "delay" and on_full == "reject":
         assert not world.refused

@@ -10,18 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cudasched import hook
 from cudasched._region import region
 from cudasched._text import shown
-from cudasched.errors import ConfigError
+from cudasched.errors import ConfigError, Error
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
 from cudasched.inference._inputs import check_input
 from cudasched.inference._queue import NEVER_NS, Queue, Refused, Request
@@ -104,6 +103,52 @@ class _Batch:
     start_ns: int
     given_up: bool = False
     thread: int = field(default_factory=threading.get_ident)
+
+
+class _Future(Future[Any], Request):
+    """A request of this process, which is its own answer."""
+
+    def __init__(self, forget: Callable[[Request], None], *arguments: Any) -> None:
+        Future.__init__(self)
+        Request.__init__(self, *arguments)
+        self._forget = forget
+
+    def starts(self) -> bool:
+        """See `Request`."""
+        return self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Whether the request is cancelled; it waits no more."""
+        if not super().cancel():
+            return False
+        self.x = None
+        self._forget(self)
+        return True
+
+
+Answer = tuple[Request, Any, Error | None]
+"""A request with its output or its error."""
+
+
+class Front(Protocol):
+    """Another process, whose calls the batcher answers."""
+
+    def answer(self, answers: list[Answer]) -> None:
+        """Those of a batch, on the thread that ran it. Returns soon, and raises nothing."""
+
+
+@dataclass(eq=False)
+class Call:
+    """Inputs of a front that are answered as one; arguments as of `Batcher.submit`. Has no requests at first."""
+
+    front: Front
+    inputs: Sequence[Any]
+    deadline_ms: float | None
+    priority: float
+    requests: list[Request]
+
+
+_SomeCall = TypeVar("_SomeCall", bound=Call)
 
 
 class Batcher:
@@ -261,33 +306,19 @@ class Batcher:
         self, inputs: Sequence[Any], deadline_ms: float | None = None, priority: float = 0
     ) -> list[Future[Any]]:
         """The answers to several inputs, of which all are accepted, or none."""
-        self._check_use()
-        due_ms = self._options.slo_ms if deadline_ms is None else _number("deadline_ms", deadline_ms)
-        level = _number("priority", priority)
-        if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
-            past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
-            raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
-        example, max_bytes = self.example, self._options.max_bytes
-        for x in inputs:
-            check_input(x, example, max_bytes)
-        futures: list[Future[Any]] = []
+        due_ns, level = self._checked(inputs, deadline_ms, priority)
+        futures: list[Any] = []
         inline, batch = self._options.inline, None
         try:
             with self._lock:
-                if self._closed:
-                    raise UseError("this batcher is closed")
-                now_ns = time.monotonic_ns()
-                due_ns = NEVER_NS if due_ms is None else now_ns + _ns(due_ms)
+                now_ns = self._now_ns()
                 for x in inputs:
-                    request = Request(x, now_ns, due_ns, level, self._forget)
+                    request = _Future(self._forget, x, now_ns, min(now_ns + due_ns, NEVER_NS), level)
                     if self._add(request, inline and len(inputs) == 1 and self._running is None):
                         batch = self._running = _Batch([request], now_ns)
-                        request.set_running_or_notify_cancel()
+                        request.starts()
                     futures.append(request)
-                if self._running is not None:
-                    self._set_alarm()
-                if not inline:
-                    self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
+                self._have_arrived(notify=not inline)
             if inline:
                 while self._serve_here(batch) and not futures[-1].done():
                     batch = None
@@ -299,9 +330,62 @@ class Batcher:
             raise
         return futures
 
-    def _together(self) -> AbstractContextManager[object]:
-        """Inputs that this thread submits meanwhile wait for one another, and may be of one batch; not `inline`."""
-        return nullcontext() if self._options.inline else self._lock
+    def _submit_calls(self, calls: Sequence[_SomeCall]) -> list[tuple[_SomeCall, Exception]]:
+        """Calls that came together, and so may be of one batch. Of each, all inputs are accepted, or none.
+
+        Returns:
+            The calls that are not, each with its error.
+        """
+        refused: list[tuple[_SomeCall, Exception]] = []
+        checked = []
+        for call in calls:
+            try:
+                checked.append((call, *self._checked(call.inputs, call.deadline_ms, call.priority)))
+            except Exception as error:
+                refused.append((call, error))
+        with self._lock:
+            for call, due_ns, level in checked:
+                try:
+                    now_ns = self._now_ns()
+                    for place, x in enumerate(call.inputs):
+                        request = Request(x, now_ns, min(now_ns + due_ns, NEVER_NS), level, call, place)
+                        self._add(request, False)
+                        call.requests.append(request)
+                except Exception as error:
+                    self._withdraw(call)
+                    refused.append((call, error))
+            self._have_arrived()
+        return refused
+
+    def _withdraw(self, call: Call) -> None:
+        """Those of its requests that wait do no more."""
+        with self._lock:
+            for request in call.requests:
+                self._forget(request)
+
+    def _checked(self, inputs: Sequence[Any], deadline_ms: float | None, priority: float) -> tuple[int, float]:
+        """The time to the deadline, and the level. Raises InputError, UseError."""
+        self._check_use()
+        due_ms = self._options.slo_ms if deadline_ms is None else _number("deadline_ms", deadline_ms)
+        level = _number("priority", priority)
+        if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
+            past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
+            raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
+        example, max_bytes = self.example, self._options.max_bytes
+        for x in inputs:
+            check_input(x, example, max_bytes)
+        return NEVER_NS if due_ms is None else _ns(due_ms), level
+
+    def _now_ns(self) -> int:
+        if self._closed:
+            raise UseError("this batcher is closed")
+        return time.monotonic_ns()
+
+    def _have_arrived(self, notify: bool = True) -> None:
+        if self._running is not None:
+            self._set_alarm()
+        if notify:
+            self._arrived.notify()  # the last step: the runner needs the interpreter that this thread holds
 
     def _add(self, request: Request, may_start: bool) -> bool:
         """Whether it is a batch by itself, which starts now."""
@@ -370,13 +454,15 @@ class Batcher:
     def _forget(self, request: Request) -> None:
         """It is cancelled, and waits no more."""
         with self._lock:
-            self._counts.cancelled += self._queue.remove(request)
+            if self._queue.remove(request):
+                self._counts.cancelled += 1
+                request.x = None
 
     def _counted(self, refused: Refused) -> Refused:
         """Without the requests that were cancelled. Under the lock; `_fail` comes after it, outside."""
         left = []
         for request, error in refused:
-            if request.set_running_or_notify_cancel():
+            if request.starts():
                 left.append((request, error))
                 self._counts.timed_out += isinstance(error, DeadlineError)
                 self._counts.failed += isinstance(error, RunError)
@@ -422,7 +508,7 @@ class Batcher:
                     taken, refused, look_ns = self._queue.take(now_ns, self._closed, self._slack_ns())
                     if taken:
                         self._running = batch = _Batch(taken, now_ns)
-                        batch.requests = [request for request in taken if request.set_running_or_notify_cancel()]
+                        batch.requests = [request for request in taken if request.starts()]
                         self._counts.cancelled += len(taken) - len(batch.requests)
                         if not batch.requests:
                             self._running = None
@@ -483,12 +569,10 @@ class Batcher:
                     self._arrived.notify()  # the runner, where another thread has run this
             if batch.given_up:
                 return
-        for place, request in enumerate(batch.requests):
-            request.x = None
-            if error is None:
-                request.set_result(outputs[place])
-            elif not request.done():  # interrupted on the way
-                request.set_exception(_copied(error))
+        if error is None:
+            _answer([(request, output, None) for request, output in zip(batch.requests, outputs, strict=True)])
+        else:
+            _fail([(request, _copied(error)) for request in batch.requests])
 
     def _count(self, batch: _Batch, begin_ns: int, end_ns: int, failed: bool) -> bool:
         """A batch has run; whether each of its requests was in time. Of one that was given up nothing is counted."""
@@ -586,11 +670,25 @@ def _wake(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-def _fail(refused: Refused) -> None:
-    """Without the lock: a future makes calls into the program."""
-    for request, error in refused:
+def _answer(answers: Sequence[Answer]) -> None:
+    """Without the lock: a future makes calls into the program. The answers to one process go there together."""
+    elsewhere: dict[Any, list[Answer]] = {}
+    for answer in answers:
+        request, output, error = answer
         request.x = None
-        request.set_exception(error)
+        if not isinstance(request, _Future):
+            elsewhere.setdefault(request.call.front, []).append(answer)
+        elif error is None:
+            request.set_result(output)
+        elif not request.done():  # interrupted on the way
+            request.set_exception(error)
+    for front, its in elsewhere.items():
+        front.answer(its)
+
+
+def _fail(refused: Refused) -> None:
+    if refused:
+        _answer([(request, None, error) for request, error in refused])
 
 
 def _ns(value_ms: float) -> int:

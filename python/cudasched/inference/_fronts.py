@@ -2,14 +2,15 @@
 
 One interpreter decodes, batches and answers some hundred requests a second, and most of that time is the protocol's. A
 front is a process that listens at the address of all fronts, decodes requests, and hands their arrays over a socket to
-the process of the models. There, a request costs its batcher's part alone. Each side writes all messages that wait as
-one: the answers of a batch wake a front once, and requests that come together may be of one batch.
+the process of the models. There, one thread takes the requests of all fronts, and those that come together may be of
+one batch. The thread that ran a batch sends its answers, one message to each front.
 
 A front ends with the process of the models. Where a front ends by itself, another takes its place.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 import socket
@@ -18,18 +19,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from cudasched.errors import ConfigError, Error
-from cudasched.inference._errors import RunError, UseError
+from cudasched.inference._batcher import Answer, Batcher, Call
+from cudasched.inference._errors import QueueFullError, RunError, UseError
 from cudasched.inference._kserve import Asked, Models
+from cudasched.inference._link import Link, Links, Message, packed, pickled
 from cudasched.log import logger
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ _CALLS = frozenset({"server", "known", "metadata", "index", "statistics"})
 _READY_S = 120.0
 _SHORT_S, _MOST_SHORT = 5.0, 3  # so many fronts in a row that end so soon: a further one would, too
 _END_S = 5.0
-_GONE = "the process of the models is gone"
 
 
 @dataclass(frozen=True)
@@ -100,65 +100,28 @@ def server_of(models: Models, options: Options, shared: bool = False) -> Server:
     )
 
 
-class _Link:
-    """One end of the socket: messages in lists, read by one thread and written by another."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._waiting: SimpleQueue[Any] = SimpleQueue()
-        self._over = False
-        threading.Thread(target=self._write, name="cudasched-front-write", daemon=True).start()
-
-    def send(self, message: Any) -> None:
-        """Returns at once. Raises UseError where the other end is gone."""
-        if self._over:
-            raise UseError(_GONE)
-        self._waiting.put(message)
-
-    def read(self, handle: Callable[[list[Any]], None]) -> None:
-        """Hands messages over as they come, until the other end is gone."""
-        with suppress(EOFError, OSError):
-            while True:
-                handle(pickle.loads(self._connection.recv_bytes()))
-        self.close()
-
-    def close(self) -> None:
-        """Ends the writer, too."""
-        self._over = True
-        self._waiting.put(None)
-
-    def _write(self) -> None:
-        with suppress(OSError):
-            while True:
-                messages = [self._waiting.get()]
-                messages += [self._waiting.get() for _ in range(self._waiting.qsize())]  # no other thread takes any
-                if None in messages:
-                    return
-                self._connection.send_bytes(pickle.dumps(messages, 5))
-        self.close()
-
-
 class RemoteModels:
-    """In a front: as `Models`, of another process."""
+    """In a front: as `Models`, of the process at the other end of a socket."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._link = _Link(connection)
+    def __init__(self, own: socket.socket) -> None:
+        self._links = Links()
+        self._link = Link(self._links, own)
         self._answers: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-        self._count = 0
+        self._numbers = itertools.count(1)
 
     def read(self) -> None:
         """Takes answers, until the process of the models is gone: all that wait fail then."""
-        self._link.read(self._take)
-        with self._lock:
-            waiting, self._answers = list(self._answers.values()), {}
-        for answer in waiting:
-            with suppress(InvalidStateError):
-                answer.set_exception(UseError(_GONE))
+        gone: list[Any] = []
+        while not gone:
+            messages, gone, _ = self._links.read()
+            self._take(messages)
+        self._links.close()
+        for number in list(self._answers):
+            self._end(number, None, UseError("the process of the models is gone"))
 
     def listens(self, problem: str) -> None:
         """Says that this front listens, or why it does not."""
-        self._link.send((0, _LISTENS, (problem,)))
+        self._link.send(pickled(0, (_LISTENS, (problem,))))
 
     def server(self) -> Any:
         """See `Models`."""
@@ -182,7 +145,15 @@ class RemoteModels:
 
     def submit(self, asked: Asked) -> list[Future[Any]]:
         """One answer to all rows. An error of the request is the answer's, and is not raised."""
-        return [self._ask(_SUBMIT, asked)]
+        about = asked.model, asked.version, tuple(asked.outputs), tuple(asked.parameters.items())
+        number = next(self._numbers)
+        try:
+            parts = packed(number, about, asked.inputs, once=bool(asked.parameters))
+        except TypeError:  # a parameter is no number
+            parts = None
+        answer = self._sent(number, parts or pickled(number, (_SUBMIT, (asked,))))
+        answer.add_done_callback(partial(self._cancelled, number))
+        return [answer]
 
     def outputs(self, asked: Asked, answers: list[Any]) -> Any:
         """The arrays, which the process of the models has made."""
@@ -190,109 +161,197 @@ class RemoteModels:
         return answers[0]
 
     def _ask(self, method: str, *arguments: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        with self._lock:
-            self._count = number = self._count + 1
-            self._answers[number] = answer
-        self._link.send((number, method, arguments))
-        if method == _SUBMIT:
-            answer.add_done_callback(partial(self._cancelled, number))
+        number = next(self._numbers)
+        return self._sent(number, pickled(number, (method, arguments)))
+
+    def _sent(self, number: int, parts: list[Any]) -> Future[Any]:
+        answer = self._answers[number] = Future()
+        try:
+            self._link.send(parts)
+        except Error:
+            del self._answers[number]
+            raise
         return answer
 
     def _cancelled(self, number: int, answer: Future[Any]) -> None:
-        if answer.cancelled():
-            with self._lock:
-                self._answers.pop(number, None)
-            with suppress(UseError):
-                self._link.send((number, _CANCEL, ()))
+        if answer.cancelled() and self._answers.pop(number, None) is not None:
+            with suppress(Error):
+                self._link.send(pickled(number, (_CANCEL, ())))
 
-    def _take(self, messages: list[tuple[int, Any, Exception | None]]) -> None:
-        with self._lock:
-            answers = [self._answers.pop(number, None) for number, _, _ in messages]
-        for answer, (_, result, error) in zip(answers, messages, strict=True):
-            with suppress(InvalidStateError):  # cancelled meanwhile
-                if answer is not None and error is not None:
-                    answer.set_exception(error)
-                elif answer is not None:
-                    answer.set_result(result)
+    def _take(self, messages: list[Message]) -> None:
+        for message in messages:
+            result, error = message.about or (dict(message.arrays or ()), None)
+            self._end(message.number, result, error)
+
+    def _end(self, number: int, result: Any, error: Exception | None) -> None:
+        answer = self._answers.pop(number, None)
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            if answer is not None and error is not None:
+                answer.set_exception(error)
+            elif answer is not None:
+                answer.set_result(result)
 
 
-class _Served:
-    """In the process of the models: the requests of one front."""
+@dataclass(eq=False)
+class _Call(Call):
+    """A request of a front.
 
-    def __init__(self, models: Models, connection: Connection, listens: Callable[[str], None]) -> None:
-        self._models, self._listens = models, listens
-        self._link = _Link(connection)
-        self._running: dict[int, list[Future[Any]]] = {}
+    Attributes:
+        front: It.
+        number: The front's.
+        asked: Without its inputs.
+        batcher: Has it.
+        left: So many rows have no answer.
+        answers: Of the rows: outputs and errors.
+    """
 
-    def read(self) -> None:
-        """Takes requests until the front is gone; requests that wait then are cancelled."""
-        self._link.read(self._take)
-        for answers in list(self._running.values()):
-            for answer in answers:
-                answer.cancel()
+    front: _Front
+    number: int
+    asked: Asked
+    batcher: Batcher
+    left: int
+    answers: list[tuple[Any, Exception | None]]
 
-    def _take(self, messages: list[tuple[int, str, tuple[Any, ...]]]) -> None:
-        submitted = [message for message in messages if message[1] == _SUBMIT]
-        with self._models.together({arguments[0].model for _, _, arguments in submitted}):
-            for message in submitted:
-                self._do(*message)
-        for message in messages:  # may lock other batchers, and so wait for other fronts
-            if message[1] != _SUBMIT:
-                self._do(*message)
 
-    def _do(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+class _Front(Link):
+    """In the process of the models: a front, and its requests.
+
+    Attributes:
+        listens: Told when it does, or why it does not.
+        running: The requests that have no answer, by their numbers.
+        ended: The front is gone.
+    """
+
+    def __init__(self, links: Links, own: socket.socket, models: Models, listens: Callable[[str], None]) -> None:
+        self._models, self.listens = models, listens
+        self.running: dict[int, _Call] = {}
+        self.ended = threading.Event()
+        self._counting = threading.Lock()
+        super().__init__(links, own)
+
+    def answer(self, answers: list[Answer]) -> None:
+        """See `_batcher.Front`."""
+        done = []
+        with self._counting:
+            for request, output, error in answers:
+                call = request.call
+                call.answers[request.place] = output, error
+                call.left -= 1
+                if not call.left and self.running.pop(call.number, None) is not None:
+                    done.append(call)
+        self.say([part for call in done for part in self._answer(call)])
+
+    def say(self, parts: list[Any]) -> None:
+        """Sends messages. A front that does not read them is dropped."""
+        try:
+            self.send(parts)
+        except UseError:  # it is gone
+            pass
+        except QueueFullError:
+            logger.error("a front of the models does not read its answers, and is dropped")
+            self.drop()
+
+    def _answer(self, call: _Call) -> list[Any]:
+        try:
+            for _, error in call.answers:
+                if error is not None:
+                    raise error
+            arrays = self._models.outputs(call.asked, [output for output, _ in call.answers])
+            return packed(call.number, None, list(arrays.items())) or pickled(call.number, (arrays, None))
+        except Exception as error:
+            return refused(call.number, error)
+
+
+def refused(number: int, error: Exception) -> list[Any]:
+    """The answer to a request that fails."""
+    if not isinstance(error, Error):
+        logger.error("a request of the models failed: %r", error)
+        error = RunError("the server failed")
+    return pickled(number, (None, error))
+
+
+class Requests:
+    """In the process of the models: one thread that takes the requests of all fronts."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._links = Links()
+        self._thread = threading.Thread(target=self._read, name="cudasched-fronts", daemon=True)
+        self._thread.start()
+
+    def serve(self, own: socket.socket, listens: Callable[[str], None]) -> None:
+        """Returns when the front at the other end is gone."""
+        _Front(self._links, own, self._models, listens).ended.wait()
+
+    def close(self) -> None:
+        """All fronts are gone."""
+        self._links.wake()
+        self._thread.join()
+
+    def _read(self) -> None:
+        goes_on = True
+        while goes_on:
+            messages, gone, goes_on = self._links.read()
+            self._take(messages)
+            for front in gone:
+                for number in list(front.running):
+                    self._cancel(front, number)
+                front.ended.set()
+        self._links.close()
+
+    def _take(self, messages: list[Message]) -> None:
+        """The requests of a model are submitted together, before others, which may lock other batchers."""
+        said: dict[_Front, list[Any]] = {}
+        calls: dict[Batcher, list[_Call]] = {}
+        others = []
+        for front, number, about, arrays in messages:
+            try:
+                if arrays is not None:
+                    model, version, outputs, parameters = about
+                    asked = Asked(model, version, arrays, outputs, dict(parameters))
+                elif about[0] == _SUBMIT:
+                    asked = about[1][0]
+                else:
+                    others.append((front, number, about))
+                    continue
+                call = self._call(front, number, asked)
+                calls.setdefault(call.batcher, []).append(call)
+            except Exception as error:
+                said.setdefault(front, []).extend(refused(number, error))
+        for batcher, its in calls.items():
+            for call, why in batcher._submit_calls(its):
+                del call.front.running[call.number]
+                said.setdefault(call.front, []).extend(refused(call.number, why))
+        for front, number, about in others:
+            said.setdefault(front, []).extend(self._do(front, number, *about))
+        for front, parts in said.items():
+            front.say(parts)
+
+    def _call(self, front: _Front, number: int, asked: Asked) -> _Call:
+        batcher, rows, deadline_ms, priority = self._models.checked(asked)
+        asked.inputs = ()
+        count = len(rows)
+        call = _Call(front, rows, deadline_ms, priority, [], number, asked, batcher, count, [(None, None)] * count)
+        front.running[number] = call
+        return call
+
+    def _do(self, front: _Front, number: int, method: str, arguments: tuple[Any, ...]) -> list[Any]:
         if method == _CANCEL:
-            for answer in self._running.get(number, ()):
-                answer.cancel()
+            self._cancel(front, number)
         elif method == _LISTENS:
-            self._listens(*arguments)
+            front.listens(*arguments)
         else:
             try:
-                if method == _SUBMIT:
-                    self._submit(number, *arguments)
-                else:
-                    assert method in _CALLS
-                    result = getattr(self._models, method)(*arguments)
-                    self._say(number, None if method == "known" else result)
+                assert method in _CALLS
+                result = getattr(self._models, method)(*arguments)
+                return pickled(number, (None if method == "known" else result, None))
             except Exception as error:
-                self._refuse(number, error)
+                return refused(number, error)
+        return []
 
-    def _submit(self, number: int, asked: Asked) -> None:
-        answers = self._models.submit(asked)
-        self._running[number] = answers
-        left, lock = len(answers), threading.Lock()
-
-        def done(_: Future[Any]) -> None:
-            nonlocal left
-            with lock:
-                left -= 1
-                if left:
-                    return
-            self._answer(number, asked, answers)
-
-        for answer in answers:
-            answer.add_done_callback(done)
-
-    def _answer(self, number: int, asked: Asked, answers: list[Future[Any]]) -> None:
-        """On the thread that ran the last row."""
-        self._running.pop(number, None)
-        try:
-            self._say(number, self._models.outputs(asked, [answer.result() for answer in answers]))
-        except CancelledError:
-            self._say(number, None, UseError("the caller is gone"))
-        except Exception as error:
-            self._refuse(number, error)
-
-    def _refuse(self, number: int, error: Exception) -> None:
-        if not isinstance(error, Error):
-            logger.error("a request of the models failed: %r", error)
-            error = RunError("the server failed")
-        self._say(number, None, error)
-
-    def _say(self, number: int, result: Any, error: Exception | None = None) -> None:
-        with suppress(UseError):  # the front is gone
-            self._link.send((number, result, error))
+    def _cancel(self, front: _Front, number: int) -> None:
+        if call := front.running.pop(number, None):
+            call.batcher._withdraw(call)
 
 
 class Fronts:
@@ -312,7 +371,6 @@ class Fronts:
         from cudasched.serve._server import reserved
 
         token_from(options.token_file)  # made before the fronts read it
-        self._models = models
         self.scheme = "https" if options.tls_cert else "http"
         self._reserved = [reserved(options.host, options.port)]
         if options.grpc_port is not None:
@@ -328,6 +386,7 @@ class Fronts:
             threading.Thread(target=self._keep, args=(place,), name=f"cudasched-front-{place}")
             for place in range(count)
         ]
+        self._requests = Requests(models)
 
     def start(self) -> None:
         """Returns when all fronts listen; from here on SIGTERM and SIGINT end `run`, if this is the main thread.
@@ -364,6 +423,7 @@ class Fronts:
     def _join(self) -> None:
         for thread in self._threads:
             thread.join()
+        self._requests.close()
         for each in self._reserved:
             each.close()
 
@@ -406,27 +466,24 @@ class Fronts:
             except OSError as error:
                 own.close()
                 return self._fail(f"a front of the models cannot be started: {error}")
-        connection = Connection(own.detach())
+        if self._ended.is_set():  # meanwhile
+            process.terminate()
+        with suppress(OSError):
+            own.sendall(pickle.dumps(self._options))
+        self._requests.serve(own, listens)
         try:
-            if self._ended.is_set():  # meanwhile
-                process.terminate()
-            with suppress(OSError):
-                connection.send(self._options)
-            _Served(self._models, connection, listens).read()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        finally:
-            connection.close()
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def main() -> int:
     """A front: serves what it is told at the other end of the socket whose descriptor is given."""
-    connection = Connection(int(sys.argv[1]))
-    options = Options(**connection.recv())
-    models: Any = RemoteModels(connection)
+    own = socket.socket(fileno=int(sys.argv[1]))
+    with own.makefile("rb") as first:  # nothing else comes before this end asks
+        options = Options(**pickle.load(first))
+    models: Any = RemoteModels(own)
     try:
         server = server_of(models, options, shared=True)
     except Error as error:

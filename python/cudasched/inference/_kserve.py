@@ -11,9 +11,8 @@ import functools
 import math
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +161,11 @@ class Models:
         Raises:
             Error: One that `refusal` knows; none of the rows is submitted then.
         """
+        batcher, rows, deadline_ms, priority = self.checked(asked)
+        return batcher._submit(rows, deadline_ms, priority)
+
+    def checked(self, asked: Asked) -> tuple[Batcher, list[Any], float | None, float]:
+        """The batcher of a request, its rows, its deadline in ms and its priority. Raises as `submit`."""
         batcher = self.known(asked.model, asked.version)
         rows = self._rows(asked, batcher.example)
         outputs = self._outputs[asked.model]
@@ -170,17 +174,9 @@ class Models:
         if len(rows) > batcher.max_queue:
             raise InputError(f"{len(rows)} rows; at most {batcher.max_queue} (max_queue)")
         if not asked.parameters:
-            return batcher._submit(rows)
+            return batcher, rows, None, 0
         timeout_us = _number(asked, "timeout")
-        return batcher._submit(rows, timeout_us / 1e3 if timeout_us else None, -_number(asked, "priority"))
-
-    @contextmanager
-    def together(self, names: Iterable[str]) -> Iterator[None]:
-        """Requests of these models that this thread submits meanwhile may be of one batch each."""
-        with ExitStack() as stack:
-            for name in sorted(self._batchers.keys() & names):  # two threads in one order
-                stack.enter_context(self._batchers[name]._together())
-            yield
+        return batcher, rows, timeout_us / 1e3 if timeout_us else None, -_number(asked, "priority")
 
     def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
         """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""

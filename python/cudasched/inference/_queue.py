@@ -6,8 +6,7 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from operator import attrgetter
 from typing import Any, Literal
 
 from cudasched import hook
@@ -24,21 +23,23 @@ Action = Literal["reject", "delay"]
 _DOUBT_NS = 1_000_000_000
 """Where no batch has run for so long, and a request would be refused, the times of batches are measured anew."""
 _numbers = itertools.count()
+_key = attrgetter("key")
 
 
-class Request(Future[Any]):
-    """One input, its place among others, and its answer.
+class Request:
+    """One input, and its place among others.
 
     Args:
         x: The input, which is kept until the answer is there.
         arrival_ns: When it was submitted.
         deadline_ns: When its answer is due.
         level: Higher levels are served first.
-        forget: Told where the request is cancelled.
+        call: Has this request and others, all of another process; None: the request is a future.
+        place: Among the requests of the call.
 
     Attributes:
         delayed: The request was late, and is served after the others of its level.
-        number: Of two that are equal otherwise, the first comes first.
+        key: By which requests are served in order. Of two that are equal otherwise, the first comes first.
     """
 
     def __init__(
@@ -47,25 +48,21 @@ class Request(Future[Any]):
         arrival_ns: int,
         deadline_ns: int = NEVER_NS,
         level: float = 0,
-        forget: Callable[[Request], None] = lambda request: None,
+        call: Any = None,
+        place: int = 0,
     ) -> None:
-        super().__init__()
         self.x, self.arrival_ns, self.deadline_ns, self.level = x, arrival_ns, deadline_ns, level
+        self.call, self.place = call, place
         self.delayed = False
-        self.number = next(_numbers)
-        self._forget = forget
+        self.key = -level, False, deadline_ns, next(_numbers)
 
-    @property
-    def key(self) -> tuple[float, bool, int, int]:
-        """By which requests are served in order."""
-        return -self.level, self.delayed, self.deadline_ns, self.number
+    def delay(self) -> None:
+        """From here on it is `delayed`."""
+        self.delayed = True
+        self.key = self.key[0], True, *self.key[2:]
 
-    def cancel(self) -> bool:
-        """Whether the request is cancelled; it waits no more."""
-        if not super().cancel():
-            return False
-        self.x = None
-        self._forget(self)
+    def starts(self) -> bool:
+        """Whether it was not cancelled; it cannot be any more."""
         return True
 
     def late(self, end_ns: int, why: str) -> DeadlineError:
@@ -192,7 +189,7 @@ class Queue:
         self._timeouts_ns.insert(place, NEVER_NS if waits else request.arrival_ns + self._timeout_ns)
 
     def _place(self, key: tuple[float, ...]) -> int:
-        return bisect_left(self._requests, key, key=lambda request: request.key)
+        return bisect_left(self._requests, key, key=_key)
 
     def remove(self, request: Request) -> bool:
         """Whether it waited; it does no more."""
@@ -297,7 +294,7 @@ class Queue:
                 continue
             self.remove(request)
             if self._on_timeout == "delay":
-                request.delayed = True
+                request.delay()
                 self._insert(request, now_ns)
             else:
                 refused.append((request, request.late(end_ns, "the request waited for too long")))
