@@ -244,7 +244,8 @@ class _Front(Link):
     def say(self, parts: list[Any]) -> None:
         """Sends messages. A front that does not read them is dropped."""
         try:
-            self.send(parts)
+            if parts:
+                self.send(parts)
         except UseError:  # it is gone
             pass
         except QueueFullError:
@@ -320,10 +321,10 @@ class Requests:
                 said.setdefault(front, []).extend(refused(number, error))
         for batcher, its in calls.items():
             for call, why in batcher._submit_calls(its):
-                del call.front.running[call.number]
+                call.front.running.pop(call.number, None)
                 said.setdefault(call.front, []).extend(refused(call.number, why))
         for front, number, about in others:
-            said.setdefault(front, []).extend(self._do(front, number, *about))
+            said.setdefault(front, []).extend(self._do(front, number, about))
         for front, parts in said.items():
             front.say(parts)
 
@@ -335,18 +336,19 @@ class Requests:
         front.running[number] = call
         return call
 
-    def _do(self, front: _Front, number: int, method: str, arguments: tuple[Any, ...]) -> list[Any]:
-        if method == _CANCEL:
-            self._cancel(front, number)
-        elif method == _LISTENS:
-            front.listens(*arguments)
-        else:
-            try:
+    def _do(self, front: _Front, number: int, about: Any) -> list[Any]:
+        try:
+            method, arguments = about
+            if method == _CANCEL:
+                self._cancel(front, number)
+            elif method == _LISTENS:
+                front.listens(*arguments)
+            else:
                 assert method in _CALLS
                 result = getattr(self._models, method)(*arguments)
                 return pickled(number, (None if method == "known" else result, None))
-            except Exception as error:
-                return refused(number, error)
+        except Exception as error:
+            return refused(number, error)
         return []
 
     def _cancel(self, front: _Front, number: int) -> None:

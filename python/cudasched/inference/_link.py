@@ -32,6 +32,8 @@ _HEAD = struct.Struct("<QQII")
 _MOST_BYTES = 1 << 36
 _CHUNK_BYTES, _LEAST_BYTES = 1 << 16, 1 << 12
 """Read into one piece of memory, and at once."""
+_ROOM_BYTES = 1 << 22
+"""In the socket, if the system lets it have so many."""
 _UNSENT_BYTES = 1 << 28
 """So many wait for another end that does not read: no more may."""
 _EMPTY = memoryview(b"")
@@ -116,6 +118,7 @@ class Link:
 
     def __init__(self, links: Links, own: socket.socket) -> None:
         own.setblocking(False)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         self.socket, self._links = own, links
         self._lock = threading.Lock()
         self._unsent: deque[memoryview] = deque()
@@ -184,7 +187,7 @@ class Link:
         while self._end - self._begin >= _HEAD.size:
             needed, number, has_arrays, described = _HEAD.unpack_from(self._chunk, self._begin)
             place = self._begin + _HEAD.size + described
-            if not _HEAD.size + described <= needed <= _MOST_BYTES or has_arrays > 1:
+            if not _HEAD.size + described <= needed <= _MOST_BYTES or needed % 8 or has_arrays > 1:
                 raise ValueError("the header is none")
             if self._begin + needed > self._end:
                 break
