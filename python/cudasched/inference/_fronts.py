@@ -10,6 +10,7 @@ A front ends with the process of the models. Where a front ends by itself, anoth
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import pickle
@@ -498,6 +499,8 @@ def main() -> int:
         server.stop()
 
     threading.Thread(target=read, name="cudasched-front-read", daemon=True).start()
+    gc.collect()
+    gc.freeze()
     models.listens("")
     server.run()
     return 0

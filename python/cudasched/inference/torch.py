@@ -161,9 +161,10 @@ def _load(memory: torch.Tensor, host: torch.Tensor, *rows: torch.Tensor) -> None
     if not rows[0].is_cpu:
         memory[:count].copy_(torch.stack(rows))
         return
+    dtype, shape = host.dtype, host.shape[1:]
     for row in rows:
-        if (row.dtype, row.shape) != (host.dtype, host.shape[1:]):
-            needed = f"{host.dtype} of shape {tuple(host.shape[1:])} is needed"
+        if row.dtype != dtype or row.shape != shape:
+            needed = f"{dtype} of shape {tuple(shape)} is needed"
             raise ValueError(f"an input is {row.dtype} of shape {tuple(row.shape)}: {needed}")
     whole = [row if _is_plain(row) else row.resolve_conj().resolve_neg().contiguous() for row in rows]
     addresses = [row.data_ptr() for row in whole]
@@ -177,6 +178,8 @@ def _is_plain(row: torch.Tensor) -> bool:
 
 def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
     """Of the tensors that have one place in each of several structures."""
+    if isinstance(first, torch.Tensor):
+        return function(first, *others)
     if isinstance(first, Mapping):
         return {key: _map(function, first[key], *(other[key] for other in others)) for key in first}
     if isinstance(first, (tuple, list)):
