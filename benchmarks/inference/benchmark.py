@@ -168,7 +168,7 @@ LOAD = Benchmark(
         "priority_p99_ratio": (1.2, "less"),
     },
     limits={
-        "late_gpu_share": "a batch may start at a bound that nine of ten batches keep; of one that is slow all requests are late",
+        "late_gpu_share": "nine of ten batches keep their bound, and of a slow one all requests are late",
         "priority_p99_ratio": "one process: kernels of the others that run are not interrupted",
     },
     settings={"seconds": (2.5, 0.1)},
