@@ -124,8 +124,12 @@ def test_a_training_pauses_while_a_quiet_tuner_samples_and_runs_in_between(start
     trainer = start("trainer.py", client_class="best-effort")
     line_of(trainer, "")
     ended: list[int] = []  # when steps of the training had ended
-    assert trainer.stdout is not None
-    reader = threading.Thread(target=lambda lines=trainer.stdout: ended.extend(int(line.split()[0]) for line in lines))
+
+    def read() -> None:
+        assert trainer.stdout is not None
+        ended.extend(int(line.split()[0]) for line in trainer.stdout if line[0].isdigit())  # else of the log
+
+    reader = threading.Thread(target=read)
     reader.start()
     pauses = json.loads(finish(start("quiet.py")).splitlines()[-1])
     trainer.kill()
