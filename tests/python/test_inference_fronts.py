@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,28 +68,36 @@ class Both:
         return other
 
 
+@contextmanager
+def connected(batcher: Batcher) -> Iterator[tuple[Requests, RemoteModels, socket.socket]]:
+    """Both ends of a front, and the front's socket."""
+    one, other = socket.socketpair()
+    kept = socket.fromfd(one.fileno(), one.family, one.type)
+    requests, remote = Requests(Models({"m": batcher})), RemoteModels(one)
+    reading = [
+        threading.Thread(target=requests.serve, args=(other, lambda problem: None)),
+        threading.Thread(target=remote.read),
+    ]
+    for thread in reading:
+        thread.start()
+    yield requests, remote, kept
+    kept.shutdown(socket.SHUT_RDWR)
+    for thread in reading:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    requests.close()
+    kept.close()
+
+
 @pytest.fixture
 def both() -> Iterator[Both]:
     model = Model()
-    one, other = socket.socketpair()
-    kept = socket.fromfd(one.fileno(), one.family, one.type)
-    with Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), max_queue=1000) as batcher:
-        requests = Requests(Models({"m": batcher}))
-        remote = RemoteModels(one)
-        reading = [
-            threading.Thread(target=requests.serve, args=(other, lambda problem: None)),
-            threading.Thread(target=remote.read),
-        ]
-        for thread in reading:
-            thread.start()
-        yield Both(model, batcher, requests, remote, kept)
+    with (
+        Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), max_queue=1000) as batcher,
+        connected(batcher) as ends,
+    ):
+        yield Both(model, batcher, *ends)
         model.may.set()
-        kept.shutdown(socket.SHUT_RDWR)
-        for thread in reading:
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-        requests.close()
-        kept.close()
 
 
 def asked(*values: float, **parameters: float) -> Asked:
@@ -107,6 +115,13 @@ def test_each_of_many_requests_gets_its_own_answer(both: Both) -> None:
     for request, answer in zip(requests, answers, strict=True):
         ((_, inputs),) = request.inputs
         assert (answer.result(PATIENCE_S)["output_0"] == 2 * inputs).all()
+
+
+def test_strings_cross() -> None:
+    strings = Asked("m", "1", [("input", np.array([[b"one", b""], [b"", b"two"]], object))], ["output_0"])
+    with Batcher(list, slo_ms=None, example=np.array([b"", b""], object)) as batcher, connected(batcher) as ends:
+        (answer,) = ends[1].submit(strings)
+        assert answer.result(PATIENCE_S)["output_0"].tolist() == [[b"one", b""], [b"", b"two"]]
 
 
 def test_questions_are_answered_by_the_other_process(both: Both) -> None:
