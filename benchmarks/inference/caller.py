@@ -10,14 +10,19 @@ latencies. Times count from when a request was due.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import grpc
+
+CONNECTIONS = 8
+"""Requests take turns on them, as those of many clients."""
 
 
 async def offer(call: Any, request: bytes, load: dict[str, Any]) -> dict[str, Any]:
@@ -50,20 +55,29 @@ async def offer(call: Any, request: bytes, load: dict[str, Any]) -> dict[str, An
 async def main(port: str, token: str, path: str) -> None:
     """Serves loads until standard input ends."""
     request = Path(path).read_bytes()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        metadata = (("authorization", f"Bearer {token}"),)
-        while True:  # the first ones are slow, and may be refused
-            try:
-                await call(request, metadata=metadata, wait_for_ready=True)
-                break
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise
+    metadata = (("authorization", f"Bearer {token}"),)
+    async with AsyncExitStack() as stack:
+        calls = []
+        for _ in range(CONNECTIONS):
+            channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+            await stack.enter_async_context(channel)
+            calls.append(channel.unary_unary("/inference.GRPCInferenceService/ModelInfer"))
+            await first(calls[-1], request, metadata)
         print(json.dumps("ready"), flush=True)
+        turns = itertools.cycle(calls)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            done = await offer(lambda body: call(body, metadata=metadata, timeout=10), request, json.loads(line))
+            done = await offer(lambda body: next(turns)(body, metadata=metadata, timeout=10), request, json.loads(line))
             print(json.dumps(done), flush=True)
+
+
+async def first(call: Any, request: bytes, metadata: Any) -> None:
+    """The first requests are slow, and may be refused."""
+    while True:
+        try:
+            return await call(request, metadata=metadata, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ from benchmarks.store import Store
 
 SLO_MS = 25.0
 ATTAINED = 0.99
-RATES = tuple(round(20 * 1.2**step) for step in range(30))
-"""Requests a second of all models together, from 20 to 4,000."""
+RATES = tuple(round(20 * 1.2**step) for step in range(33))
+"""Requests a second of all models together, from 20 to 6,800; four callers offer no more."""
 BURSTS = {"poisson": 1.0, "bursts": 4.0}
 """The mean number of requests that come at once."""
 GRID = {
