@@ -12,16 +12,18 @@ import json
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import HarnessError, percentile
+from cudasched.demo.harness import HarnessError
 
 from benchmarks.colocation.cells import cells_path
 from benchmarks.inference.triton import ROOT, Serving, cudasched, triton
+from benchmarks.lab.processes import brief
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Session, judged, median_of
 from benchmarks.results.schema import Meta
@@ -30,8 +32,8 @@ from benchmarks.store import Store
 
 SLO_MS = 25.0
 ATTAINED = 0.99
-RATES = tuple(round(20 * 1.2**step) for step in range(33))
-"""Requests a second of all models together, from 20 to 6,800; four callers offer no more."""
+RATES = tuple(round(20 * 1.2**step) for step in range(31))
+"""Requests a second of all models together, from 20 to 4,700."""
 BURSTS = {"poisson": 1.0, "bursts": 4.0}
 """The mean number of requests that come at once."""
 GRID = {
@@ -43,14 +45,14 @@ OURS = "cudasched"
 #: Of our server: processes that carry the protocol.
 FRONTS = 4
 
-_MODELS = f"""
-from benchmarks.inference.models import MODELS, SIZES, make
+_BATCHERS = """
+from benchmarks.inference.models import SIZES, make
 from cudasched.inference import Batcher
 
 models = {{}}
-for name in MODELS:
+for name in {names}:
     model = make(name)
-    models[name] = Batcher(model, SIZES, slo_ms={SLO_MS}, example=model.example)
+    models[name] = Batcher(model, SIZES, slo_ms={slo_ms}, example=model.example)
 """
 _CONFIG = """
 name: "{name}"
@@ -81,6 +83,11 @@ class TritonPythonModel:
 """
 
 
+def batchers(names: Sequence[str]) -> str:
+    """The file of `cudasched models serve` for some of the models."""
+    return _BATCHERS.format(names=list(names), slo_ms=SLO_MS)
+
+
 def _triton_files(delay_us: int, preferred: int) -> dict[str, dict[str, str]]:
     """The files of each model."""
     import torch
@@ -105,9 +112,9 @@ def _triton_files(delay_us: int, preferred: int) -> dict[str, dict[str, str]]:
 
 
 class Callers:
-    """A process a model that sends requests."""
+    """A process a model that sends requests to the server that has it."""
 
-    def __init__(self, server: Serving, directory: Path, stack: ExitStack) -> None:
+    def __init__(self, servers: Mapping[str, Serving], directory: Path, stack: ExitStack) -> None:
         from tritonclient.grpc import InferInput, service_pb2
 
         from benchmarks.inference.models import KINDS, MODELS
@@ -122,7 +129,7 @@ class Callers:
             request.raw_input_contents.append(tensor._get_content())
             path = directory / f"{name}.request"
             path.write_bytes(request.SerializeToString())
-            command = [sys.executable, str(Path(__file__).with_name("caller.py"))]
+            server, command = servers[name], [sys.executable, str(Path(__file__).with_name("caller.py"))]
             self._processes[name] = stack.enter_context(
                 subprocess.Popen(
                     [*command, str(server.grpc), server.token, str(path)],
@@ -153,7 +160,7 @@ class Callers:
         return {name: self._answer(name) for name in self._processes}
 
 
-def _served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
+def served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
     """The share of requests that were in time, and the latencies of those that were answered."""
     offered = sum(load["offered"] for load in loads.values())
     in_time = sum(load["in_time"] for load in loads.values())
@@ -161,9 +168,11 @@ def _served(loads: Mapping[str, dict[str, Any]]) -> tuple[float, list[float]]:
 
 
 def _server(arm: str, directory: Path, fronts: int) -> AbstractContextManager[Serving]:
+    from benchmarks.inference.models import MODELS
+
     environment = {"PYTHONPATH": str(ROOT)}
     if arm == OURS:
-        return cudasched(directory, _MODELS, environment, fronts)
+        return cudasched(directory, batchers(list(MODELS)), environment, fronts)
     return triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"})
 
 
@@ -176,6 +185,21 @@ def highest(in_time: Callable[[int], bool]) -> int:
     return RATES[met] if met >= 0 else 0
 
 
+def goodput(arm: str, kind: str, callers: Callers, session: Session) -> int:
+    """The highest rate of such arrivals at which requests are in time."""
+
+    def in_time(rate: int) -> bool:
+        session.need(2 * session.options.seconds)
+        loads = callers.offer(rate, session.options.seconds, BURSTS[kind])
+        share, latency_ms = served(loads)
+        each = ", ".join(f"{name} {served({name: load})[0]:.0%}" for name, load in loads.items())
+        session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time ({each}), {brief(latency_ms)}")
+        return share >= ATTAINED
+
+    callers.offer(RATES[0], 1.0, 1.0)  # warms up
+    return highest(in_time)
+
+
 def measure(arm: str, session: Session) -> Found:
     """Looks for the goodput of one server."""
     if arm in session.store.done:
@@ -184,19 +208,8 @@ def measure(arm: str, session: Session) -> Found:
     directory.mkdir()
     with ExitStack() as stack:
         server = stack.enter_context(_server(arm, directory, 1 if session.rehearsal else FRONTS))
-        callers = Callers(server, directory, stack)
-        callers.offer(RATES[0], 1.0, 1.0)  # warms up
-
-        def in_time(rate: int, kind: str) -> bool:
-            session.need(2 * session.options.seconds)
-            loads = callers.offer(rate, session.options.seconds, BURSTS[kind])
-            share, latency_ms = _served(loads)
-            p50, p99 = (percentile(latency_ms or [0.0], part) for part in (0.5, 0.99))
-            each = ", ".join(f"{name} {_served({name: load})[0]:.0%}" for name, load in loads.items())
-            session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time ({each}), P50/P99 {p50:.1f}/{p99:.1f} ms")
-            return share >= ATTAINED
-
-        kept = {kind: [highest(partial(in_time, kind=kind))] for kind in BURSTS}
+        callers = Callers(defaultdict(lambda: server), directory, stack)
+        kept = {kind: [goodput(arm, kind, callers, session)] for kind in BURSTS}
     session.store.keep(arm, kept)
     return {}
 

@@ -57,14 +57,23 @@ def _slow(batch: Tensor) -> Tensor:
     return batch.flatten(1)[:, :1].float()
 
 
+def _module(name: str, device: str) -> nn.Module:
+    torch.manual_seed(0)
+    with torch.device(device):
+        return {"bert": lambda: Encoder().half(), "recommender": _Clicks}.get(
+            name, lambda: _Images(name == "detector").half()
+        )()
+
+
 def make(name: str) -> Model:
     """The model, as a batcher runs it."""
     _, example = MODELS[name]
     if not torch.cuda.is_available():
         return Model(_slow, example, sizes=SIZES)
-    torch.manual_seed(0)
-    with torch.device("cuda"):
-        module = {"bert": lambda: Encoder().half(), "recommender": _Clicks}.get(
-            name, lambda: _Images(name == "detector").half()
-        )()
-    return Model(module.eval(), example, sizes=SIZES, graphs=True)
+    return Model(_module(name, "cuda").eval(), example, sizes=SIZES, graphs=True)
+
+
+def weight_bytes(name: str) -> int:
+    """Of the model's parameters and buffers."""
+    module = _module(name, "meta")
+    return sum(each.nbytes for each in (*module.parameters(), *module.buffers()))

@@ -69,6 +69,7 @@ MODULES = {
     "inference": "inference.benchmark",
     "inference_load": "inference.benchmark:LOAD",
     "goodput": "inference.goodput:GOODPUT",
+    "inference_table": "inference.table",
 }
 Group = Callable[[Session], Found | None]
 
