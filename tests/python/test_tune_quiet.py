@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cudasched import hook, tune
-from cudasched.errors import ConfigError
+from cudasched.errors import ConfigError, Error
 from cudasched.tune.quiet import Pauses, Quiet
 
 quiet_module: Any = sys.modules["cudasched.tune.quiet"]
@@ -87,6 +87,18 @@ def test_without_the_hook_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, clock
     with made.pause():
         assert made.left_s() > 0 and made.latency() == (False, 0)
     assert sum(clock.slept) == 0
+
+
+def test_a_program_that_cannot_be_a_client_is_timed_without_pauses(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    class Full:
+        def measure(self, pause_ms: float) -> tuple[int, int, int, bool]:
+            raise Error("64 clients live")
+
+    made = pauses(monkeypatch, Full())  # type: ignore[arg-type]
+    with made.pause():
+        assert made.left_s() > 0 and made.latency() == (False, 0)
 
 
 # ---- samples

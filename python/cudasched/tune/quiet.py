@@ -24,7 +24,7 @@ from typing import Any
 
 from cudasched import hook
 from cudasched._region import region
-from cudasched.errors import ConfigError
+from cudasched.errors import ConfigError, Error
 from cudasched.tune._need import need
 
 __all__ = ["LONGEST_PAUSE_MS", "Pauses", "Quiet", "quiet"]
@@ -71,7 +71,11 @@ class Pauses:
             return 0, 0, 0, False
         if pause_ms >= 0:
             self._told_s = time.monotonic()
-        return self._engine.measure(pause_ms)
+        try:
+            return self._engine.measure(pause_ms)
+        except Error:  # the program is no client, as its region has said
+            self._engine = None
+            return 0, 0, 0, False
 
     def _begin(self) -> None:
         if self._engine is not None and not 0 <= time.monotonic() - self._told_s < 0.5:
