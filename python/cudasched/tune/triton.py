@@ -177,7 +177,6 @@ def triton(
     ]
 
     refused: list[Refused] = []
-    do_bench = options.get("do_bench") or library.testing.do_bench
 
     def decorate(function: Any) -> Any:
         def prune(configs: Sequence[Any], named_arguments: Mapping[str, Any], **rest: Any) -> list[Any]:
@@ -192,6 +191,7 @@ def triton(
                 function[grid](*copies.positional.values(), **{**copies.named, **config.all_kwargs()})
 
             check = _Check(run, copies, tolerance)
+            do_bench = options.get("do_bench") or library.testing.do_bench
             wrong: list[Refused] = []
 
             def is_right(config: Any) -> bool:
