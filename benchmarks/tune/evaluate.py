@@ -67,9 +67,12 @@ class Task:
     others: tuple[Path, ...] = ()
 
 
+loaded = functools.lru_cache(maxsize=16)(Recording.load)
+
+
 def do(task: Task) -> Course:
     """One search."""
-    recording = Recording.load(task.path)
+    recording = loaded(task.path)
     if task.tuner in TITLES:
         strategy = "bayesian" if task.tuner == "ours" else "random"
         return rivals.ours(recording, task.seed, task.evaluations, strategy=strategy, near=NEAR, at_least=EVALUATIONS)
@@ -86,7 +89,7 @@ def _prior(recording: Recording, task: Task) -> object:
 @functools.lru_cache(maxsize=16)
 def _run_before(path: Path, seed: int) -> tuple[str, Mapping[str, Measurement]]:
     """A shape, and what a run of it has measured, by configuration."""
-    recording = Recording.load(path)
+    recording = loaded(path)
     tuned = run(Replay(recording, seed), Settings(seed=seed, evaluations=KNOWN_EVALUATIONS, warm=False))
     configurations = recording.problem.configurations
     known = {configuration_key(configurations[index]): made for index, made in tuned.measurements.items()}

@@ -99,10 +99,10 @@ def search(recording: Recording, seed: int, evaluations: int, others: Sequence[R
 
 def do(task: Task) -> float:
     """The gap of one search; with other shapes, of PPO that was trained on them."""
-    recording = Recording.load(task.path)
+    recording = evaluate.loaded(task.path)
     if task.tuner in TITLES:
         return gap(recording, evaluate.do(task))
-    return gap(recording, search(recording, task.seed, task.evaluations, list(map(Recording.load, task.others))))
+    return gap(recording, search(recording, task.seed, task.evaluations, list(map(evaluate.loaded, task.others))))
 
 
 def measure(session: Session) -> Found:

@@ -72,8 +72,12 @@ class Model:
     ) -> None:
         self._engine = engine if hasattr(engine, "create_execution_context") else _read(engine)
         module = sys.modules[type(self._engine).__module__]
-        self._dtypes = {getattr(module.DataType, name): dtype for name, dtype in _DTYPES.items()}
+        known = {getattr(module.DataType, name): dtype for name, dtype in _DTYPES.items()}
         names = [self._engine.get_tensor_name(place) for place in range(self._engine.num_io_tensors)]
+        self._dtypes = {name: known.get(self._engine.get_tensor_dtype(name)) for name in names}
+        for name, dtype in self._dtypes.items():
+            if dtype is None:
+                raise ConfigError(f"{name} is of {self._engine.get_tensor_dtype(name)}, which PyTorch has no type for")
         self._inputs = [name for name in names if self._engine.get_tensor_mode(name) == module.TensorIOMode.INPUT]
         self._outputs = [name for name in names if name not in self._inputs]
         if not 0 <= profile < self._engine.num_optimization_profiles:
@@ -110,7 +114,7 @@ class Model:
             shape = tuple(context.get_tensor_shape(name))
             if -1 in shape or shape[:1] != (len(rows),):
                 raise ValueError(f"{name} has shape {shape}: one that is known, and begins with the batch, is needed")
-            tensors[name] = torch.empty(shape, dtype=self._dtype(name), device=self._device)
+            tensors[name] = torch.empty(shape, dtype=self._dtypes[name], device=self._device)
         for name, tensor in tensors.items():
             context.set_tensor_address(name, tensor.data_ptr())
         if not context.execute_async_v3(self._stream()):
@@ -138,12 +142,6 @@ class Model:
             )
         return row
 
-    def _dtype(self, name: str) -> torch.dtype:
-        kind = self._engine.get_tensor_dtype(name)
-        if kind not in self._dtypes:
-            raise ConfigError(f"{name} is of {kind}, which PyTorch has no type for")
-        return self._dtypes[kind]
-
     def _batches(self, example: Mapping[str, Any]) -> tuple[int, int]:
         """The smallest and the largest batch of the profile. Raises ConfigError."""
         ends = []
@@ -151,7 +149,7 @@ class Model:
             least = most = tuple(self._engine.get_tensor_shape(name))
             if -1 in most:
                 least, _, most = map(tuple, self._engine.get_tensor_profile_shape(name, self._profile))
-            shape, wanted = tuple(example[name].shape), self._dtype(name)
+            shape, wanted = tuple(example[name].shape), self._dtypes[name]
             sizes = zip(least[1:], shape, most[1:], strict=True)
             fits = len(shape) == len(most) - 1 and all(low <= size <= high for low, size, high in sizes)
             if not fits or example[name].dtype != wanted:
