@@ -1,7 +1,6 @@
 #include "memory/layout.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <utility>
 
@@ -125,7 +124,7 @@ void Layout::for_each_chunk(const Part& part, Bytes from, auto&& call) const {
 std::optional<Bytes> Layout::place(const Part& part, Bytes bytes) const {
   const Bytes most = rounded(bytes, page_);
   Bytes begin = aligned(part.at, bytes);
-  if (most < kLargestChunk * chunk_) {
+  if (most < chunk_) {
     for (auto at = mapped_.lower_bound(begin); at != mapped_.end() && at->first < begin + bytes; ++at) {
       const Bytes end = at->first + at->second.bytes;
       if (at->second.bytes > most && end <= part.end()) begin = end;
@@ -296,8 +295,7 @@ Plan Layout::plan(Bytes bytes, Stream stream) {
     plan.create.push_back(page_);
     missing -= page_;
   }
-  const Bytes chunk = std::clamp(std::bit_floor(missing / kChunksOfBlock), chunk_, kLargestChunk * chunk_);
-  for (; missing != 0; missing -= plan.create.back()) plan.create.push_back(std::min(missing, chunk));
+  for (; missing != 0; missing -= plan.create.back()) plan.create.push_back(std::min(missing, chunk_));
   plan.map.insert(plan.map.end(), plan.create.begin(), plan.create.end());
   std::sort(plan.map.begin(), plan.map.end(), std::greater<>());
   plan.unmap = joined(std::move(unmap));

@@ -6,10 +6,9 @@
 // free chunks are to be mapped side by side, and how much must be created. So an allocation is refused by the limit
 // alone, never because free memory is scattered: free chunks join wherever they lie.
 //
-// A chunk is at most `chunk_bytes`, or a quarter of a larger block up to eight times that. No block takes a whole free
-// chunk larger than itself (and than a page). Large blocks have few chunks, because the driver's time goes by the
-// chunk, and small blocks hold no large ones back. Blocks of whole pages begin at a page. So less than two pages of
-// free memory beside each block of another size cannot move.
+// A chunk is at most `chunk_bytes`, and no block takes a whole free chunk larger than itself (and than a page). Large
+// blocks have few chunks, because the driver's time goes by the chunk, and small blocks hold no large ones back. Blocks
+// of whole pages begin at a page. So less than two pages of free memory beside each block of another size cannot move.
 //
 // Free memory belongs to the stream on which it was freed: work of that stream may still use it. A block goes to the
 // same stream at once, to another one after passed(), and only then do its chunks move.
@@ -33,9 +32,6 @@ using Chunk = std::uint64_t;   // the driver's handle
 
 inline constexpr Stream kIdle = 0;  // of free memory that no work can use any more; of an allocation: takes such alone
 inline constexpr Bytes kBlockUnit = 512;
-// The chunks that a large block is made of, and the largest of all chunks, in `chunk_bytes`.
-inline constexpr Bytes kChunksOfBlock = 4;
-inline constexpr Bytes kLargestChunk = 8;
 
 // In bytes but for the last three.
 struct Statistics {

@@ -49,8 +49,7 @@ class Pool {
   struct Options {
     int device = 0;
     Bytes limit_bytes = 0;  // 0: as much as the GPU has. In whole pages of 2 MiB, rounded down.
-    // A piece that moves as one; larger blocks have pieces of up to kLargestChunk times that. The driver makes memory
-    // accessible in 40 us a chunk and 2 us a MiB (H100).
+    // The largest piece that moves as one. The driver makes memory accessible in 40 us a chunk and 2 us a MiB (H100).
     Bytes chunk_bytes = kChunkBytes;
   };
 

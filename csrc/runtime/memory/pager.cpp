@@ -69,7 +69,7 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   if (parking_ == nullptr || movable() == 0) return "it holds no pageable memory";
   const std::uint64_t bytes = std::min(std::max(least, memory::Pool::kChunkBytes), movable());
   // Whole chunks, the last of which may be larger than the rest.
-  const std::uint64_t room = std::min(bytes + memory::kLargestChunk * memory::Pool::kChunkBytes, movable());
+  const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
   if (std::string why = pin(room); !why.empty()) return why;
   if (parking_->bytes() == 0) {
     if (std::string why = stop_program(); !why.empty()) return why;

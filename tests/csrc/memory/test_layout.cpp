@@ -149,7 +149,7 @@ class Driven {
     }
     for (const Bytes bytes : plan.create) {
       ASSERT_EQ(bytes % kPage, 0U);
-      ASSERT_LE(bytes, kLargestChunk * kChunk);
+      ASSERT_LE(bytes, kChunk);
       spare_.emplace(++last_, bytes);
       layout.created(last_, bytes);
     }
@@ -263,31 +263,10 @@ TEST(PoolLayout, TrimKeepsWhatItIsAskedTo) {
   EXPECT_TRUE(pool.layout.plan_trim(0).wait);
   pool.all_passed();
   pool.trim(4 * kChunk);
-  EXPECT_EQ(pool.layout.statistics().reserved, 3 * kChunk);  // the freed block had four chunks of two
+  EXPECT_EQ(pool.layout.statistics().reserved, 4 * kChunk);
   pool.trim(0);
   EXPECT_EQ(pool.layout.statistics().reserved, kChunk);
   pool.free(*kept);
-  pool.check();
-}
-
-TEST(PoolLayout, ALargeBlockHasFourChunksOrEight) {
-  for (const auto& [block, chunk] : {std::pair{1, 1}, {4, 1}, {8, 2}, {12, 2}, {16, 4}, {32, 8}, {64, 8}}) {
-    Driven pool(0);
-    ASSERT_TRUE(pool.allocate(static_cast<Bytes>(block) * kChunk));
-    EXPECT_EQ(pool.layout.chunks().size(), static_cast<std::size_t>((block + chunk - 1) / chunk)) << block;
-    EXPECT_EQ(pool.layout.chunks().begin()->second.bytes, static_cast<Bytes>(chunk) * kChunk) << block;
-    pool.check();
-  }
-}
-
-// Where free chunks are larger than a block, one of them makes room for as many bytes, and not one more is reserved.
-TEST(PoolLayout, ASmallerBlockTakesNoLargeChunk) {
-  Driven pool(64 * kChunk);
-  const auto large = pool.allocate(64 * kChunk);
-  pool.free(*large);
-  pool.all_passed();
-  for (int i = 0; i < 64; ++i) ASSERT_TRUE(pool.allocate(kChunk)) << i;
-  EXPECT_EQ(pool.layout.statistics().reserved, 64 * kChunk);
   pool.check();
 }
 
