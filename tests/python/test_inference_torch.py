@@ -191,7 +191,7 @@ def test_the_time_of_a_size_is_known_by_its_graph_before_it_ran(cuda: Cuda, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (3, 0, 5)], ids=str)
 def test_inputs_of_any_kind_come_to_their_graph_as_they_are(cuda: Cuda, dtype: Any, shape: tuple[int, ...]) -> None:
     model = Model(cuda.module, torch.zeros(shape, dtype=dtype), sizes=(4,), graphs=True)
     places = tuple(reversed(range(len(shape))))
@@ -199,8 +199,14 @@ def test_inputs_of_any_kind_come_to_their_graph_as_they_are(cuda: Cuda, dtype: A
     assert [output.tolist() for output in model(rows)] == [(2 * row).tolist() for row in rows]
 
 
-@pytest.mark.parametrize("x", [torch.ones(2), torch.ones(1, dtype=torch.float64)], ids=["shape", "dtype"])
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(2), torch.ones(1, dtype=torch.float64), torch.ones(1, device="meta")],
+    ids=["shape", "dtype", "device"],
+)
 def test_an_input_that_is_not_the_graphs_is_refused(cuda: Cuda, x: Any) -> None:
     model = Model(cuda.module, torch.ones(1), sizes=(4,), graphs=True)
-    with pytest.raises(ValueError, match=r"an input is .* of shape .*: torch.float32 of shape \(1,\) is needed"):
+    with pytest.raises(
+        ValueError, match=r"an input is .* of shape .* on .*: torch.float32 of shape \(1,\) on cpu is needed"
+    ):
         model([torch.ones(1), x])

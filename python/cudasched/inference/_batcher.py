@@ -353,7 +353,9 @@ class Batcher:
                         call.requests.append(request)
                 except Exception as error:
                     self._withdraw(call)
+                    call.requests = []
                     refused.append((call, error))
+                call.inputs = ()  # the requests have them
             self._have_arrived()
         return refused
 

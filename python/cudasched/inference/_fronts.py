@@ -170,7 +170,7 @@ class RemoteModels:
         try:
             self._link.send(parts)
         except Error:
-            del self._answers[number]
+            self._answers.pop(number, None)  # or all have failed meanwhile
             raise
         return answer
 
@@ -213,6 +213,10 @@ class _Call(Call):
     left: int
     answers: list[tuple[Any, Exception | None]]
 
+    def clear(self) -> None:
+        """Its requests refer to it: what it holds would stay until Python's collector comes by."""
+        self.requests, self.answers = [], []
+
 
 class _Front(Link):
     """In the process of the models: a front, and its requests.
@@ -236,11 +240,16 @@ class _Front(Link):
         with self._counting:
             for request, output, error in answers:
                 call = request.call
+                if self.running.get(call.number) is not call:
+                    continue  # cancelled meanwhile
                 call.answers[request.place] = output, error
                 call.left -= 1
-                if not call.left and self.running.pop(call.number, None) is not None:
+                if not call.left:
+                    del self.running[call.number]
                     done.append(call)
         self.say([part for call in done for part in self._answer(call)])
+        for call in done:
+            call.clear()
 
     def say(self, parts: list[Any]) -> None:
         """Sends messages. A front that does not read them is dropped."""
@@ -355,6 +364,7 @@ class Requests:
     def _cancel(self, front: _Front, number: int) -> None:
         if call := front.running.pop(number, None):
             call.batcher._withdraw(call)
+            call.clear()
 
 
 class Fronts:

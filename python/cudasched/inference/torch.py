@@ -163,12 +163,13 @@ def _load(memory: torch.Tensor, host: torch.Tensor, *rows: torch.Tensor) -> None
         return
     dtype, shape = host.dtype, host.shape[1:]
     for row in rows:
-        if row.dtype != dtype or row.shape != shape:
-            needed = f"{dtype} of shape {tuple(shape)} is needed"
-            raise ValueError(f"an input is {row.dtype} of shape {tuple(row.shape)}: {needed}")
+        if row.dtype != dtype or row.shape != shape or not row.is_cpu:
+            needed = f"{dtype} of shape {tuple(shape)} on cpu is needed"
+            raise ValueError(f"an input is {row.dtype} of shape {tuple(row.shape)} on {row.device}: {needed}")
     whole = [row if _is_plain(row) else row.resolve_conj().resolve_neg().contiguous() for row in rows]
-    addresses = [row.data_ptr() for row in whole]
-    hook.load_core().gather(addresses, host.stride(0) * host.element_size(), host.data_ptr())
+    if shape.numel():
+        addresses = [row.data_ptr() for row in whole]
+        hook.load_core().gather(addresses, shape.numel() * host.element_size(), host.data_ptr())
     memory[:count].copy_(host[:count], non_blocking=True)
 
 
