@@ -22,7 +22,7 @@ from benchmarks import meta
 from benchmarks.inference.goodput import FRONTS, Callers, batchers, goodput, served
 from benchmarks.inference.triton import ROOT, Serving, cudasched
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session, median_of
+from benchmarks.lab.session import Done, Found, Session
 
 ARMS = ("together", "apart", "mps")
 KIND, RATE_HZ = "poisson", 200
@@ -105,7 +105,8 @@ def find(done: Done) -> Found:
     limit = sum(ours["used_mib"])
     if limit:
         held = [fit(each["used_mib"], limit) for each in others]
-        found["table_models"] = median_of([len(others[0]["used_mib"]) / max(each, 1) for each in held])
+        ratios = sorted(len(others[0]["used_mib"]) / max(each, 1) for each in held)
+        found["table_models"] = (ratios[0], ratios[0], ratios[-1], len(ratios))
         shares = [100 * each["weights_mib"] / sum(each["used_mib"]) for each in (ours, *others)]
         points = sorted(shares[0] - each for each in shares[1:])
         found["table_memory_points"] = (points[0], points[0], points[-1], len(points))

@@ -5,18 +5,21 @@ graph server and a training with nothing of cudasched, and with all three under 
 `cudasched.tune.quiet()`. The idle GPU is measured before and after. A configuration is right that takes at most 2% more
 than the best one by the shorter of both idle times. `*_winners` are the shares of kernels of which the fastest
 configuration by the arm's times is right; `idle_winners` judges the second idle time by the first. `*_server_p99` is
-P99 over that of the server beside the training without a tuner; `*_training` the steps a second likewise.
+P99 over that of the server beside the training without a tuner; `*_training` the steps a second likewise, and
+`*_seconds` how long the tuner takes over that on the idle GPU.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import Child
+from cudasched.demo.harness import Child, HarnessError
 
 from benchmarks.lab.processes import Processes, ask, brief, built, in_processes, latencies, p99, trained
 from benchmarks.lab.run import Benchmark
@@ -25,7 +28,7 @@ from benchmarks.lab.session import Done, Found
 PROGRAM = Path(__file__).with_name("quiet_program.py")
 TRAINING = "transformers_llama"
 RIGHT = 1.02
-RATE_HZ = 60.0
+RATE_HZ = 100.0
 TUNE_S = 200.0
 Times = Mapping[str, list[float]]
 """Of each kernel's configurations, ms."""
@@ -51,29 +54,36 @@ def measure(lab: Processes) -> None:
     built(*(child for pair in beside.values() for child in pair))
 
     def tune(arm: str) -> dict[str, Any]:
-        return ask(tuners[arm], "tune", timeout_s=TUNE_S)
+        began = time.monotonic()
+        return {**ask(tuners[arm], "tune", timeout_s=TUNE_S), "tune_s": time.monotonic() - began}
 
     def loaded(arm: str, tuning: bool) -> dict[str, Any]:
-        """Requests and steps beside the tuner, or as many without it."""
+        """Requests and steps of windows in which the tuner was at work, or of as many seconds without it."""
         server, training = beside[arm]
-        found: dict[str, Any] = {"latency_ms": []}
+        found: dict[str, Any] = {}
         thread = threading.Thread(target=lambda: found.update(tune(arm)))
-        ask(training, "start")
-        if tuning:
-            thread.start()
+        windows: list[list[float]] = []
         rates: list[float] = []
 
         def requests() -> None:
-            found["latency_ms"] += latencies([server], options.seconds, len(rates), rate_hz=RATE_HZ)[0]
+            windows.extend(latencies([server], options.seconds, len(rates), rate_hz=RATE_HZ))
 
-        while thread.is_alive() or not rates:
+        ask(training, "start")
+        if tuning:
+            thread.start()
+        while thread.is_alive() or not (tuning or len(rates) * options.seconds >= options.without):
             rates.append(trained(training, options.seconds, requests)[0])
         if tuning:
             thread.join()
+            del rates[-1:], windows[-1:]  # the tuner ended in it
         ask(training, "pause")
-        return {**found, "steps_per_s": statistics.fmean(rates)}
+        if not rates:
+            raise HarnessError("the tuner ended within a window: use shorter ones")
+        latency_ms = list(itertools.chain.from_iterable(windows))
+        return {**found, "latency_ms": latency_ms, "steps_per_s": statistics.fmean(rates)}
 
-    kept: dict[str, Any] = {"idle": tune("bare")["times_ms"]}
+    idle = tune("bare")
+    kept: dict[str, Any] = {"idle": idle["times_ms"], "idle_s": idle["tune_s"]}
     for arm in beside:
         lab.session.need(30.0)
         kept[f"{arm}/without"] = loaded(arm, tuning=False)
@@ -107,6 +117,8 @@ def find(done: Done) -> Found:
         found[f"{arm}_server_p99"] = (ratio, ratio, ratio, len(beside["latency_ms"]))
         steps = beside["steps_per_s"] / without["steps_per_s"]
         found[f"{arm}_training"] = (steps, steps, steps, 1)
+        taken = beside["tune_s"] / kept["idle_s"]
+        found[f"{arm}_seconds"] = (taken, taken, taken, 1)
     return found
 
 
@@ -118,8 +130,8 @@ BENCHMARK = Benchmark(
         "quiet_winners": (0.95, "more"),
         "quiet_server_p99": (1.1, "less"),
         **dict.fromkeys(("bare_winners", "idle_winners", "bare_server_p99"), (0.0, "more")),
-        **dict.fromkeys(("quiet_training", "bare_training"), (0.0, "more")),
+        **dict.fromkeys(("quiet_training", "bare_training", "quiet_seconds", "bare_seconds"), (0.0, "more")),
     },
     results="foresight",
-    settings={"seconds": (17.0, 1.0)},
+    settings={"seconds": (2.0, 0.8), "without": (17.0, 1.0)},
 )

@@ -89,7 +89,7 @@ def simulated_calls() -> Calls:
         driver.launch(functions[us], 1, stream)
         driver.synchronize(stream)
 
-    return {f"kernel {number}": [lambda us=us: run(us) for us in functions] for number in range(2)}
+    return {f"kernel {number}": [lambda us=us: run(us) for us in functions] for number in range(10)}
 
 
 def main() -> None:

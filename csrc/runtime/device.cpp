@@ -180,18 +180,32 @@ bool Device::pauses(std::int64_t now) noexcept {
 
 void Device::measure(std::int64_t for_ns, std::int64_t now, cudasched_measuring& found) noexcept {
   found = {};
+  arbiter::Slot& own = table_->slot(slot(Class::kBestEffort));
   bool alone = true;
   for_each_other([&](const arbiter::Slot& other) {
     alone = false;
     const std::int64_t until = other.in_flight_until_ns.load(std::memory_order_relaxed);
-    if (until < now + kNsPerSecond) found.busy_ns = std::max(found.busy_ns, until - now);
+    found.busy_ns = std::max(found.busy_ns, until > now ? std::min(until - now, kNsPerSecond) : 0);
+    if (for_ns <= 0 || !schedule::measures(other, now)) return;
+    // Between the pauses of two clients, too, the others run; and each of the two has its turn.
+    const std::int64_t turn = pauses_.until_ns() + 2 * schedule::kLongestPauseNs - now;
+    found.wait_ns = std::max({found.wait_ns, schedule::next_pause_ns(other, now), turn});
   });
-  if (for_ns > 0 && !alone) found.wait_ns = pauses_.begin(for_ns, now);
+  if (for_ns > 0 && !alone && found.wait_ns == 0) found.wait_ns = pauses_.begin(for_ns, now);
   if (for_ns == 0) pauses_.end(now);
   if (for_ns >= 0 && found.wait_ns == 0 && !table_->lost()) {
-    arbiter::Slot& own = table_->slot(slot(Class::kBestEffort));
     // Before the first pause, others learn that this client measures.
-    own.hint_until_ns.store(for_ns > 0 ? pauses_.until_ns() : now, std::memory_order_relaxed);
+    own.hint_until_ns.store(for_ns > 0 ? pauses_.until_ns() : now);
+  }
+  // Where two begin at once, the one of the lower slot goes first.
+  if (for_ns > 0 && found.wait_ns == 0) {
+    for_each_other([&](const arbiter::Slot& other) {
+      if (&other < &own) found.wait_ns = std::max(found.wait_ns, schedule::next_pause_ns(other, now));
+    });
+    if (found.wait_ns > 0) {
+      pauses_.end(now);
+      own.hint_until_ns.store(now - schedule::kLongestPauseNs);
+    }
   }
   for (std::uint64_t rest = table_->latency_clients(); rest != 0; rest &= rest - 1) {
     const std::int64_t since = table_->slot(std::countr_zero(rest)).active_since_ns.load(std::memory_order_relaxed);

@@ -32,7 +32,7 @@ struct Snapshot {
   static constexpr std::int64_t kUnknownNs = std::numeric_limits<std::int64_t>::min();
   static constexpr std::int64_t kLongLinger = 2;  // a long launch lingers for so many lingers
 
-  bool latency_clients = false;                // a latency client is on the device, active or not
+  bool latency_clients = false;                // a latency client is on the device, or a best-effort one that measures
   bool latency_active = false;                 // one holds the gate closed
   std::int64_t since_latency_ns = kLongAgoNs;  // since a latency client was last seen active
   std::int64_t linger_ns = 0;                  // how long the gate stays closed after that
@@ -44,7 +44,7 @@ struct Snapshot {
   std::int64_t bound_ns = 0;                   // upper bound of the launch that asks; 0: predicted_ns stands for it
   std::int64_t slack_ns = kUnknownNs;          // least of the active latency requests (slack.hpp)
   std::int64_t margin_ns = 200'000;            // the part of the slack left alone: context switches, wrong bounds
-  std::int64_t hint_ns = 0;                    // a latency client said that it comes: hold for so long still
+  std::int64_t hint_ns = 0;                    // hold for so long still: latency work is announced, or another measures
   std::int64_t free_ns = kLongAgoNs;           // no latency work is foreseen for so long (arrivals.hpp)
   std::int64_t foreseen_over_ns = 0;           // after so long, the foreseen work has come or stayed away
   std::int64_t long_ns = 300'000;              // a launch with a longer bound is long: it looks out for latency work

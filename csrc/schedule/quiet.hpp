@@ -30,6 +30,12 @@ inline bool measures(const arbiter::Slot& client, std::int64_t now_ns) noexcept 
   return until > now_ns - kMeasuresNs && until <= now_ns + kLongestPauseNs;
 }
 
+// How long another client's pause may not begin after the pause of this one, so that the others run in between.
+inline std::int64_t next_pause_ns(const arbiter::Slot& client, std::int64_t now_ns) noexcept {
+  const std::int64_t until = client.hint_until_ns.load();
+  return until > now_ns - kLongestPauseNs && until <= now_ns + kLongestPauseNs ? until + kLongestPauseNs - now_ns : 0;
+}
+
 // The pauses that one client asks for. After each, others run for as long as it lasted.
 class Pauses {
  public:

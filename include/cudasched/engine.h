@@ -312,12 +312,13 @@ struct cudasched_measuring {
 
 /* Best-effort work of other processes on the current device pauses for so many milliseconds, at most 50. 0 ends the
  * pause, and announces pauses before the first one; a negative number only looks. Between two pauses others have as
- * much time as the first one took. Nothing happens, and all is 0, where scheduling is off. */
+ * much time as the first one took, and 50 ms where several clients measure. Nothing happens, and all is 0, where
+ * scheduling is off. */
 CUDASCHED_EXPORT int cudasched_measure(double pause_ms, struct cudasched_measuring* found);
 
 /* What a policy decides by (docs/policies.md says more of each). Times in nanoseconds; INT64_MIN: not known. */
 struct cudasched_snapshot {
-  int32_t latency_clients; /* one is on the device, active or not */
+  int32_t latency_clients; /* one is on the device, active or not; or a best-effort client that measures */
   int32_t latency_active;  /* one holds best-effort work back */
   int32_t my_turn;
   int32_t reserved;

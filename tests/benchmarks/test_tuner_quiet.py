@@ -23,9 +23,9 @@ def test_a_configuration_within_two_percent_of_the_best_is_right(times: dict[str
 
 def test_figures_are_against_the_same_server_and_training_without_a_tuner() -> None:
     def part(ms: float, steps: float) -> dict[str, object]:
-        return {"latency_ms": [ms] * 4, "steps_per_s": steps, "times_ms": IDLE}
+        return {"latency_ms": [ms] * 4, "steps_per_s": steps, "times_ms": IDLE, "tune_s": 2.0}
 
-    kept = {"idle": IDLE, "idle again": {"a": [1.1, 1.0, 2.0], "b": [3.0, 2.0]}}
+    kept = {"idle": IDLE, "idle_s": 1.0, "idle again": {"a": [1.1, 1.0, 2.0], "b": [3.0, 2.0]}}
     kept |= {"bare/without": part(1, 10), "bare": part(5, 9), "quiet/without": part(2, 10), "quiet": part(3, 8)}
     found = find({"quiet": kept})
     assert found["bare_server_p99"][0] == 5 and found["quiet_server_p99"][0] == 1.5

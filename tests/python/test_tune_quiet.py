@@ -74,12 +74,25 @@ def test_a_pause_is_announced_waited_for_and_ended(monkeypatch: pytest.MonkeyPat
         assert engine.asked[8:] == [0.0, 50.0]
 
 
-def test_others_that_do_not_end_are_waited_for_no_longer_than_the_pause(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    made = pauses(monkeypatch, Engine((0, 10**9, 0, False)))
+def test_others_that_do_not_end_are_waited_for_in_five_pauses(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    engine = Engine((0, 10**9, 0, False))
+    made = pauses(monkeypatch, engine)
     with made.pause():
-        assert sum(clock.slept) == pytest.approx(0.1, abs=0.001) and made.left_s() <= 0
+        assert sum(clock.slept) == pytest.approx(0.3, abs=0.005) and engine.asked.count(50.0) == 5
+        assert made.left_s() <= 0 and not made.is_quiet()
+
+
+def test_it_is_quiet_while_the_pause_lasts_and_no_other_is_busy(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    engine = Engine()
+    made = pauses(monkeypatch, engine)
+    assert not made.is_quiet()
+    with made.pause():
+        assert made.is_quiet()
+        engine.found = [(0, 1, 0, False)]
+        assert not made.is_quiet()
+        engine.found = [(0, 0, 0, False)]
+        clock.now += 0.051
+        assert not made.is_quiet()
 
 
 def test_without_the_hook_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -105,10 +118,11 @@ def test_a_program_that_cannot_be_a_client_is_timed_without_pauses(
 
 
 class Latency:
-    """Three groups of samples a pause; requests come as the test says."""
+    """Three groups of samples a pause; requests come, and other work goes on, as the test says."""
 
     def __init__(self) -> None:
         self.requests = self.pauses = self.left = 0
+        self.quiet = True
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -120,7 +134,10 @@ class Latency:
 
     def left_s(self) -> float:
         self.left -= 1
-        return float(self.left >= 0)
+        return float(self.left > 0)
+
+    def is_quiet(self) -> bool:
+        return self.quiet
 
 
 def made_of(meets: list[bool]) -> tuple[Quiet, Any]:
@@ -140,22 +157,30 @@ def made_of(meets: list[bool]) -> tuple[Quiet, Any]:
 def test_samples_that_met_a_request_are_taken_again() -> None:
     quiet, (latency, timed) = made_of([False, True, False, True, True, False, False])
     assert quiet._kept(timed, wanted=7, group=2, each_s=0.001) == [1, 1, 3, 3, 6, 6, 7]
-    assert quiet.discarded == 6 and latency.pauses == 2
+    assert quiet.discarded == 6 and latency.pauses == 3
 
 
-def test_where_all_meet_requests_the_last_are_taken_with_a_warning_once(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
+@pytest.mark.parametrize("by", ["requests", "others"])
+def test_where_all_meet_other_work_the_last_are_taken_with_a_warning_once(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, by: str
 ) -> None:
-    quiet, (latency, timed) = made_of([True])
-    latency.left_s = lambda: 0.0
-    with pytest.warns(RuntimeWarning, match="for 10 s each sample met latency work"):
-        assert quiet._kept(timed, wanted=5, group=1, each_s=0.001)[0] > 100
-    assert sum(clock.slept) == pytest.approx(10, abs=0.01)
+    quiet, (latency, timed) = made_of([by == "requests"])
+    latency.quiet = by == "requests"
+
+    def left_s() -> float:
+        clock.now += 0.1
+        return 0.0
+
+    latency.left_s = left_s
+    with pytest.warns(RuntimeWarning, match="for 10 s each sample met work of another program"):
+        assert len(quiet._kept(timed, wanted=5, group=1, each_s=0.001)) == 1
+    assert quiet.discarded == latency.pauses == 101
     quiet._kept(timed, wanted=5, group=1, each_s=0.001)  # without another warning, which would fail here
 
 
 def test_a_sample_longer_than_a_pause_is_taken_all_the_same() -> None:
     quiet, (latency, timed) = made_of([False])
+    latency.quiet = False
     latency.left_s = lambda: -1.0
     assert quiet._kept(timed, wanted=3, group=1, each_s=10.0) == [1, 2, 3] and latency.pauses == 3
 
@@ -252,27 +277,33 @@ def test_kernel_tuner_keeps_the_iterations_that_met_no_request(monkeypatch: pyte
     assert observer.get_results() == {"times_met_latency": 0}
 
 
-def test_torch_compile_times_by_the_block_and_by_its_own_again_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_times_in_pauses_of_the_outermost_block_and_without_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("torch")
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    own = benchmarker.benchmark_gpu
-    given: list[dict[str, Any]] = []
+    given: list[tuple[Any, dict[str, Any]]] = []
 
-    def do_bench(self: Quiet, fn: Any, **options: Any) -> Any:
-        given.append(options)
-        return [1.0, 2.0] if "quantiles" in options else 3.0
+    def timer(self: Any, fn: Any, **options: Any) -> float:
+        given.append((fn, options))
+        return float(len(given))
 
-    monkeypatch.setattr(Quiet, "do_bench", do_bench)
-    with tune.quiet():
-        assert benchmarker.benchmark_gpu(lambda: None, is_vetted_benchmarking=True) == 3.0
-        assert benchmarker.benchmark_gpu(lambda: None, rep=7, return_mode="median") == 3.0
-        assert benchmarker.benchmark_gpu(lambda: None, quantiles=(0.5, 0.2)) == 1.0
-    assert benchmarker.benchmark_gpu == own
-    assert given == [
-        {"return_mode": "min", "rep": 25},
-        {"return_mode": "median", "rep": 7},
-        {"return_mode": "min", "rep": 25, "quantiles": (0.5, 0.2)},
+    monkeypatch.setattr(type(benchmarker), "benchmark_gpu", timer)
+    # Announced; twice a pause with a request in it, and one without; then a pause each.
+    since = iter([0, 1, 1, 2, *[2] * 100])
+    monkeypatch.setattr(Pauses, "latency", lambda self: (False, next(since)))
+    with tune.quiet() as quiet:
+        assert benchmarker.benchmark_gpu(1, is_vetted_benchmarking=True) == 3 and quiet.discarded == 2
+        with tune.quiet():
+            assert benchmarker.benchmark_gpu(2, rep=100, warmup=7, return_mode="all") == 4
+        assert benchmarker.benchmark_gpu(3) == 5 and "benchmark_gpu" in vars(benchmarker)
+    assert benchmarker.benchmark_gpu(4, rep=100) == 6 and "benchmark_gpu" not in vars(benchmarker)
+    assert given[2:] == [
+        (1, {"is_vetted_benchmarking": True}),
+        (2, {"rep": 25, "warmup": 7, "return_mode": "all"}),
+        (3, {}),
+        (4, {"rep": 100}),
     ]
 
 

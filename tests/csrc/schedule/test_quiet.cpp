@@ -28,6 +28,23 @@ TEST(Quiet, OthersBelieveAWordThatAPauseCanHave) {
   EXPECT_EQ(said(kStart - kMeasuresNs), std::pair(std::int64_t{0}, false));
 }
 
+TEST(Quiet, TwoThatMeasureLeaveTimeToOthersInBetween) {
+  const auto slot = std::make_unique<arbiter::Slot>();
+  const auto next = [&](std::int64_t until) {
+    slot->hint_until_ns = until;
+    return next_pause_ns(*slot, kStart);
+  };
+  EXPECT_EQ(next(0), 0);
+  EXPECT_EQ(next(kStart + 1), kLongestPauseNs + 1);
+  EXPECT_EQ(next(kStart + kLongestPauseNs), 2 * kLongestPauseNs);
+  EXPECT_EQ(next(kStart), kLongestPauseNs);
+  EXPECT_EQ(next(kStart - kLongestPauseNs + 1), 1);
+  EXPECT_EQ(next(kStart - kLongestPauseNs), 0);
+  EXPECT_EQ(next(kStart + kLongestPauseNs + 1), 0);  // a damaged word
+  EXPECT_EQ(next(INT64_MAX), 0);
+  EXPECT_EQ(next(INT64_MIN), 0);
+}
+
 TEST(Quiet, OthersRunForAsLongAsAPauseTook) {
   Pauses pauses;
   EXPECT_EQ(pauses.begin(10 * kNsPerMs, kStart), 0);
