@@ -108,7 +108,7 @@ class Quiet:
     """Timers for tuners, of the ``with`` block of `quiet`. For one thread.
 
     Attributes:
-        discarded: Samples that met latency work of another program, and were taken again.
+        discarded: Samples that met work of another program, and were taken again.
     """
 
     def __init__(self) -> None:
