@@ -68,6 +68,8 @@ COPY_ARMS = {
 #: Requests a second, and bytes of a copy; a rehearsal's device is slower, and smaller.
 RATE_HZ, COPIED = 100.0, 1 << 30
 SMALLER = 64
+#: A training that has begun says by then how much of its memory can move.
+COUNTED_S = 0.2
 #: Of the moves: the bytes of a block of a training, those that an allocation lacks, and those of the GPU that are free.
 BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 #: Allocations before the server comes.
@@ -230,6 +232,7 @@ class Copies:
                     if asker.stdout is None or asker.stdout.readline() != "ready\n":
                         raise HarnessError("the latency client did not start")
                     moved.begin()
+                    time.sleep(COUNTED_S)
                     yield moved, cycle
                 finally:
                     asker.kill()
@@ -499,6 +502,6 @@ BENCHMARK = Benchmark(
         "async_alloc_ns": (0.0, "more"),
     },
     find=find,
-    settings={"steps": (40, 6), "seconds": (10.0, 1.0), "repeats": (4, 1)},
+    settings={"steps": (40, 20), "seconds": (10.0, 1.0), "repeats": (4, 1)},
     torch=False,
 )
