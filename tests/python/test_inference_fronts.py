@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -394,6 +395,17 @@ def serving(command: str, no_driver: Path, tmp_path: Path, monkeypatch: pytest.M
         stack.callback(running.process.kill)
         yield running
     running.stderr.close()
+
+
+def test_a_signal_that_another_thread_gets_ends_it_too(serving: Command) -> None:
+    """Guards against a main thread that waits for ever: Python runs handlers there alone, and only once it wakes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "tgkill"):
+        pytest.skip("needs glibc 2.30")
+    process = serving.process.pid
+    other = max(int(path.name) for path in Path(f"/proc/{process}/task").iterdir())
+    assert other != process and libc.tgkill(process, other, signal.SIGTERM) == 0
+    assert serving.process.wait(PATIENCE_S) == 0
 
 
 def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Command, cudasched: Run) -> None:

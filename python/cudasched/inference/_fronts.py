@@ -44,6 +44,7 @@ _CALLS = frozenset({"server", "known", "metadata", "index", "statistics"})
 _READY_S = 120.0
 _SHORT_S, _MOST_SHORT = 5.0, 3  # so many fronts in a row that end so soon: a further one would, too
 _END_S = 5.0
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -421,7 +422,8 @@ class Fronts:
 
     def run(self) -> None:
         """Serves until `stop` is called. Raises ConfigError where fronts end by themselves, again and again."""
-        self._ended.wait()
+        while not self._ended.wait(_LOOK_S):  # a signal that another thread got is handled once this one wakes
+            pass
         self._join()
         if self._failed:
             raise ConfigError(self._failed)
