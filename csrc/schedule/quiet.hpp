@@ -18,22 +18,25 @@ inline constexpr std::int64_t kLongestPauseNs = 50 * kNsPerMs;
 // For so long after a pause others keep little work in flight, so that the next pause begins soon.
 inline constexpr std::int64_t kMeasuresNs = kNsPerSecond;
 
+// Further ahead no word says: a damaged one. Twice a pause, as a reader's time is of before the word.
+inline constexpr std::int64_t kPlausiblePauseNs = 2 * kLongestPauseNs;
+
 // The rest of the pause that a best-effort client asks for; 0: none.
 inline std::int64_t pause_ns(const arbiter::Slot& client, std::int64_t now_ns) noexcept {
   const std::int64_t until = client.hint_until_ns.load(std::memory_order_relaxed);
-  return until > now_ns && until <= now_ns + kLongestPauseNs ? until - now_ns : 0;
+  return until > now_ns && until <= now_ns + kPlausiblePauseNs ? std::min(until - now_ns, kLongestPauseNs) : 0;
 }
 
 // A best-effort client asks for pauses, or did lately.
 inline bool measures(const arbiter::Slot& client, std::int64_t now_ns) noexcept {
   const std::int64_t until = client.hint_until_ns.load(std::memory_order_relaxed);
-  return until > now_ns - kMeasuresNs && until <= now_ns + kLongestPauseNs;
+  return until > now_ns - kMeasuresNs && until <= now_ns + kPlausiblePauseNs;
 }
 
 // How long another client's pause may not begin after the pause of this one, so that the others run in between.
 inline std::int64_t next_pause_ns(const arbiter::Slot& client, std::int64_t now_ns) noexcept {
   const std::int64_t until = client.hint_until_ns.load();
-  return until > now_ns - kLongestPauseNs && until <= now_ns + kLongestPauseNs ? until + kLongestPauseNs - now_ns : 0;
+  return until > now_ns - kLongestPauseNs && until <= now_ns + kPlausiblePauseNs ? until + kLongestPauseNs - now_ns : 0;
 }
 
 // The pauses that one client asks for. After each, others run for as long as it lasted.

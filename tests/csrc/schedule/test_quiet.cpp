@@ -20,7 +20,9 @@ TEST(Quiet, OthersBelieveAWordThatAPauseCanHave) {
   EXPECT_EQ(said(0), std::pair(std::int64_t{0}, false));
   EXPECT_EQ(said(kStart + 1), std::pair(std::int64_t{1}, true));
   EXPECT_EQ(said(kStart + kLongestPauseNs), std::pair(kLongestPauseNs, true));
-  EXPECT_EQ(said(kStart + kLongestPauseNs + 1), std::pair(std::int64_t{0}, false));  // a damaged word
+  EXPECT_EQ(said(kStart + kLongestPauseNs + 1), std::pair(kLongestPauseNs, true));  // said since the reader's `now`
+  EXPECT_EQ(said(kStart + kPlausiblePauseNs), std::pair(kLongestPauseNs, true));
+  EXPECT_EQ(said(kStart + kPlausiblePauseNs + 1), std::pair(std::int64_t{0}, false));  // a damaged word
   EXPECT_EQ(said(INT64_MAX), std::pair(std::int64_t{0}, false));
   EXPECT_EQ(said(INT64_MIN), std::pair(std::int64_t{0}, false));
   EXPECT_EQ(said(kStart), std::pair(std::int64_t{0}, true));
@@ -40,7 +42,7 @@ TEST(Quiet, TwoThatMeasureLeaveTimeToOthersInBetween) {
   EXPECT_EQ(next(kStart), kLongestPauseNs);
   EXPECT_EQ(next(kStart - kLongestPauseNs + 1), 1);
   EXPECT_EQ(next(kStart - kLongestPauseNs), 0);
-  EXPECT_EQ(next(kStart + kLongestPauseNs + 1), 0);  // a damaged word
+  EXPECT_EQ(next(kStart + kPlausiblePauseNs + 1), 0);  // a damaged word
   EXPECT_EQ(next(INT64_MAX), 0);
   EXPECT_EQ(next(INT64_MIN), 0);
 }
