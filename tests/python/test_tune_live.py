@@ -373,8 +373,8 @@ def test_samples_taken_beside_a_request_are_thrown_away_and_taken_again(axpy: Pa
             go_on("")
         status, samples, discarded, taken = json.loads(asked())
     assert (status, samples) == ("ok", 3)
-    # The first of the pause too, not only the second, which was taken beside the request.
-    assert discarded >= 2 and taken == samples + discarded
+    # The second, which was taken beside the request; on an idle machine the first of the same pause, too.
+    assert discarded >= 1 and taken == samples + discarded
 
 
 def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -434,9 +434,11 @@ class Bench:
             with self._pauses.pause():
                 before = self._latency()
                 taken: list[float] = []
+                began = time.perf_counter()
                 while not before[0] and len(samples) + len(taken) < job.samples:
                     taken.append(self.device.time(kernel, launch, arguments, job.launches))
-                    if taken[0] > job.give_up_us or self._pauses.left_s() < 2e-6 * taken[-1] * job.launches:
+                    each_s = (time.perf_counter() - began) / len(taken)
+                    if taken[0] > job.give_up_us or self._pauses.left_s() < 2 * each_s:
                         break
                 quiet = not self._pauses.is_client or len(taken) == 1 or self._pauses.is_quiet()
                 if taken and quiet and self._latency() == before:
