@@ -132,6 +132,9 @@ class Latency:
     def latency(self) -> tuple[bool, int]:
         return False, self.requests
 
+    def met_latency(self, before: tuple[bool, int]) -> bool:
+        return before != (False, self.requests)
+
     def left_s(self) -> float:
         self.left -= 1
         return float(self.left > 0)

@@ -77,6 +77,10 @@ class Pauses:
         _, _, since_ns, active = self._measure(-1.0)
         return active, since_ns
 
+    def met_latency(self, before: tuple[bool, int]) -> bool:
+        """Whether latency work was under way at some time since `latency()` gave this."""
+        return before[0] or self.latency() != before
+
     def _measure(self, pause_ms: float) -> tuple[int, int, int, bool]:
         if self._engine is None:
             return 0, 0, 0, False
@@ -187,7 +191,7 @@ class Quiet:
                 while len(kept) < wanted:
                     before = self._pauses.latency()
                     samples = timed(min(group, wanted - len(kept)))
-                    if not before[0] and self._pauses.latency() == before and (self._pauses.is_quiet() or not fits):
+                    if not self._pauses.met_latency(before) and (self._pauses.is_quiet() or not fits):
                         kept += samples
                     else:
                         met = samples
@@ -212,7 +216,7 @@ class Quiet:
                 with self._pauses.pause():
                     before = self._pauses.latency()
                     found = timer(*arguments, **options)
-                    if not before[0] and self._pauses.latency() == before:
+                    if not self._pauses.met_latency(before):
                         break
                 self.discarded += 1
             return found
@@ -254,7 +258,7 @@ def _observer(quiet_: Quiet) -> Any:
             self._before = quiet_._pauses.latency()
 
         def after_finish(self) -> None:
-            met = self._before[0] or quiet_._pauses.latency() != self._before
+            met = quiet_._pauses.met_latency(self._before)
             self._met.append(met)
             quiet_.discarded += met
             self._pause.close()
