@@ -12,7 +12,6 @@ import json
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -141,6 +140,7 @@ class Callers:
             stack.callback(self._processes[name].kill)
         for name in self._processes:
             self._answer(name)
+        self.offer(RATES[0], 1.0, 1.0)  # warms up
 
     def _answer(self, name: str) -> Any:
         stdout = self._processes[name].stdout
@@ -196,19 +196,20 @@ def goodput(arm: str, kind: str, callers: Callers, session: Session) -> int:
         session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time ({each}), {brief(latency_ms)}")
         return share >= ATTAINED
 
-    callers.offer(RATES[0], 1.0, 1.0)  # warms up
     return highest(in_time)
 
 
 def measure(arm: str, session: Session) -> Found:
     """Looks for the goodput of one server."""
+    from benchmarks.inference.models import MODELS
+
     if arm in session.store.done:
         return {}
     directory = session.builds / arm
     directory.mkdir()
     with ExitStack() as stack:
         server = stack.enter_context(_server(arm, directory, 1 if session.rehearsal else FRONTS))
-        callers = Callers(defaultdict(lambda: server), directory, stack)
+        callers = Callers(dict.fromkeys(MODELS, server), directory, stack)
         kept = {kind: [goodput(arm, kind, callers, session)] for kind in BURSTS}
     session.store.keep(arm, kept)
     return {}

@@ -108,6 +108,11 @@ def asked(*values: float, **parameters: float) -> Asked:
     return Asked("m", "", [("input", np.array(values, float))], (), parameters)
 
 
+def answer(both: Both, request: Asked) -> Any:
+    (answer,) = both.remote.submit(request)
+    return both.remote.outputs(request, [answer.result(PATIENCE_S)])["output_0"].tolist()
+
+
 def test_answered_requests_keep_no_memory(both: Both) -> None:
     """Without Python's collector, which a server of models has little use for. The last batch stays until the next."""
     gc.collect()
@@ -120,11 +125,6 @@ def test_answered_requests_keep_no_memory(both: Both) -> None:
         assert last.inputs == () and last.requests == []
     finally:
         gc.enable()
-
-
-def answer(both: Both, request: Asked) -> Any:
-    (answer,) = both.remote.submit(request)
-    return both.remote.outputs(request, [answer.result(PATIENCE_S)])["output_0"].tolist()
 
 
 def test_each_of_many_requests_gets_its_own_answer(both: Both) -> None:
