@@ -31,8 +31,10 @@ from benchmarks.store import Store
 
 SLO_MS = 25.0
 ATTAINED = 0.99
-RATES = tuple(round(20 * 1.2**step) for step in range(31))
-"""Requests a second of all models together, from 20 to 4,700."""
+RATES = tuple(round(100 * 1.2**step) for step in range(24))
+"""Requests a second of all models together, from 100 to 6,600."""
+LEAST_REQUESTS = 1000
+"""Of a load: fewer bear no share of 99%."""
 BURSTS = {"poisson": 1.0, "bursts": 4.0}
 """The mean number of requests that come at once."""
 GRID = {
@@ -176,27 +178,26 @@ def _server(arm: str, directory: Path, fronts: int) -> AbstractContextManager[Se
     return triton(directory, _triton_files(*GRID[arm]), {**environment, "CUDASCHED_OFF": "1"})
 
 
-def highest(in_time: Callable[[int], bool]) -> int:
-    """The highest rate at which requests are in time, by halves; 0 where they are at none."""
-    met, missed = -1, len(RATES)
-    while missed - met > 1:
-        middle = (met + missed) // 2
-        met, missed = (middle, missed) if in_time(RATES[middle]) else (met, middle)
-    return RATES[met] if met >= 0 else 0
+def highest(rates: Sequence[int], in_time: Callable[[int], bool]) -> int:
+    """The highest rate at which requests are in time; 0 where they are at none. One that is missed ends no search."""
+    return next((rate for rate in reversed(rates) if in_time(rate)), 0)
 
 
 def goodput(arm: str, kind: str, callers: Callers, session: Session) -> int:
     """The highest rate of such arrivals at which requests are in time."""
 
     def in_time(rate: int) -> bool:
-        session.need(2 * session.options.seconds)
-        loads = callers.offer(rate, session.options.seconds, BURSTS[kind])
+        seconds = session.options.seconds
+        if not session.rehearsal:
+            seconds = max(seconds, LEAST_REQUESTS / rate)
+        session.need(2 * seconds)
+        loads = callers.offer(rate, seconds, BURSTS[kind])
         share, latency_ms = served(loads)
         each = ", ".join(f"{name} {served({name: load})[0]:.0%}" for name, load in loads.items())
         session.say(f"{arm} {kind}: {rate}/s, {share:.1%} in time ({each}), {brief(latency_ms)}")
         return share >= ATTAINED
 
-    return highest(in_time)
+    return highest(RATES[:4] if session.rehearsal else RATES, in_time)
 
 
 def measure(arm: str, session: Session) -> Found:
