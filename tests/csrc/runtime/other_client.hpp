@@ -31,6 +31,9 @@ template <typename Condition>
   return ::testing::AssertionSuccess();
 }
 
+// At the device's gate.
+inline bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
+
 // A latency client of another process: a slot of the table and nothing more, held by a forked child.
 class OtherClient {
  public:
@@ -85,5 +88,13 @@ class OtherClient {
   pid_t pid_ = -1;
   int slot_ = -1;
 };
+
+// Joined before the client is gone.
+inline std::jthread kill_later(OtherClient& client, std::chrono::milliseconds after) {
+  return std::jthread([&client, after] {
+    std::this_thread::sleep_for(after);
+    client.kill();
+  });
+}
 
 }  // namespace cudasched::test

@@ -168,8 +168,7 @@ TEST_F(Control, ThePolicyChangesWhileLaunchesWait) {
     Program::check(program_.launch(1));
     Program::check(program_.synchronize());
   });
-  const arbiter::Layout& layout = HookedDriver::instance().table().layout();
-  EXPECT_TRUE(eventually([&] { return layout.waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   EXPECT_EQ(change("policy", "open"), CUDASCHED_APPLIED);
   waiting.join();  // `open` lets it go beside active latency work
   EXPECT_TRUE(eventually([&] { return std::string(self().policy) == "open"; }));

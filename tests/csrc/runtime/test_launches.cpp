@@ -43,8 +43,6 @@ class Launches : public ::testing::Test {
     return *found;
   }
 
-  static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
-
   HookedDriver& driver_ = HookedDriver::instance();
   Program program_;
 };

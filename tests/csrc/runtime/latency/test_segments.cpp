@@ -225,7 +225,7 @@ void SegmentsTest::serve_the_gaps_of_another() {
   told.segment_left = schedule::pack({250 * kSecond, 200 * kSecond});
   const std::uint64_t before = submitted();
   for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
-  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   std::this_thread::sleep_for(20ms);
   EXPECT_LE(submitted(), before + 1);
   // The next one leaves enough.
@@ -237,7 +237,7 @@ void SegmentsTest::serve_the_gaps_of_another() {
   told.segment = 3;
   told.segment_late_ns = 0;
   for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
-  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   std::this_thread::sleep_for(20ms);
   EXPECT_LE(program_.ran(), 41u);
   driver_.table().clear_active(other.slot());
