@@ -114,7 +114,7 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   const InRegion region(CUDASCHED_LATENCY, 500);
   const std::uint64_t first = latency_slot().segment.load();
   Program::check(program_.launch(1));
-  const auto query = driver_.function<CUresult(CUstream)>("cuStreamQuery");
+  const auto query = call<CUresult(CUstream)>("cuStreamQuery");
   while (query(program_.stream()) != CUDA_SUCCESS) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(latency_slot().segment.load(), first);
   Program::check(program_.launch(1));
@@ -194,8 +194,8 @@ TEST_F(SegmentsTest, AfterAWaitTheHostBacksOffAnew) {
 TEST_F(SegmentsTest, AContextThatGoesTakesNothingElseAlong) {
   for (int i = 0; i < 12; ++i) serve(6);
   CUcontext other = nullptr;
-  Program::check(driver_.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
-  Program::check(driver_.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other));
+  Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
+  Program::check(call<CUresult(CUcontext)>("cuCtxDestroy_v2")(other));
   program_.use_on_this_thread();
   const std::uint64_t before = latency_slot().segment.load();
   EXPECT_TRUE(eventually([&] {

@@ -17,11 +17,6 @@
 
 namespace cudasched::test {
 
-template <typename Function>
-Function* call(const char* name) {
-  return HookedDriver::instance().function<Function>(name);
-}
-
 class GraphProgram : public ::testing::Test {
  public:
   using When = runtime::SliceSettings::When;
@@ -92,12 +87,7 @@ class GraphProgram : public ::testing::Test {
 
   // The kernel `name` of a module made of this line of an image.
   static CUfunction load(const std::string& line, const char* name) {
-    CUmodule module = nullptr;
-    CUfunction function = nullptr;
-    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-        &module, ("cudasched-sim 1\n" + line + "\n").c_str()));
-    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module, name));
-    return function;
+    return Program::find(Program::load(("cudasched-sim 1\n" + line + "\n").c_str()), name);
   }
 
   // Of the program's function, unless another one is given.

@@ -504,8 +504,7 @@ class AtTheFirstStep {
 // The functions of a graph that is launched no more may be gone: nothing looks at them.
 TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) {
   CUgraphExec const execs[] = {new_chain(1).exec, new_chain(101).exec};
-  CUmodule module = nullptr;
-  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  CUmodule module = Program::load(kImage);
   Program::check(program_.launch(0));
   const State before = state();
   std::thread unloads;
@@ -1566,8 +1565,7 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
 
 // What slices have not been told may be that they are to have no kernel of that module any more.
 TEST_F(Changed, SlicesAreToldOfWhatWaitsBeforeAModuleIsUnloaded) {
-  CUmodule module = nullptr;
-  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  CUmodule module = Program::load(kImage);
   const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   {
