@@ -116,7 +116,6 @@ class Device {
 
   // For tests: the resident blocks now, and whether the class's invariants hold.
   std::uint64_t resident_blocks(Ticket ticket) const noexcept;
-  int running_context() const noexcept { return switch_until_ns_ == kNever ? active_ : kNone; }
   bool consistent() const noexcept;
 
   static constexpr int op_index(Ticket ticket) noexcept { return static_cast<int>(ticket & 0xffff) % kOpsPerContext; }

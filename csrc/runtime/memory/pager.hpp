@@ -47,7 +47,6 @@ class Pager {
     if (!away) full_ns_.store(0);  // at once
     wanted_away_.store(away);
   }
-  bool wanted_away() const noexcept { return wanted_away_.load(); }
 
   // The primary context is about to be reset. True: memory was away, and all chunks are gone.
   bool drop() noexcept;

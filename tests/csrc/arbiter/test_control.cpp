@@ -173,26 +173,28 @@ class ControlTest : public TableTest {
   }
 };
 
-TEST_F(ControlTest, AnotherProcessChangesAClient) {
-  const auto table = open();
-  const auto client = start_client();
-  const auto slot = static_cast<int>(client->receive());
-  EXPECT_EQ(table->slot(slot).weight_milli.load(), kEvenWeightMilli);
-  EXPECT_EQ(set_weight(*table, 2'500), Outcome::kApplied);
-  EXPECT_EQ(table->slot(slot).weight_milli.load(), 2'500U);
+// The client has said its slot.
+class RunningClient : public ControlTest {
+ protected:
+  const std::unique_ptr<Table> table_ = open();
+  const std::unique_ptr<Process> client_ = start_client();
+  const int slot_ = static_cast<int>(client_->receive());
+};
+
+TEST_F(RunningClient, AnotherProcessChangesAClient) {
+  EXPECT_EQ(table_->slot(slot_).weight_milli.load(), kEvenWeightMilli);
+  EXPECT_EQ(set_weight(*table_, 2'500), Outcome::kApplied);
+  EXPECT_EQ(table_->slot(slot_).weight_milli.load(), 2'500U);
   Process controller([&](const Link& link) {
     const auto own = Table::open_existing(path_);
     link.send(static_cast<int>(set_weight(*own, 700)));
   });
   EXPECT_EQ(controller.receive(), static_cast<int>(Outcome::kApplied));
-  EXPECT_EQ(table->slot(slot).weight_milli.load(), 700U);
+  EXPECT_EQ(table_->slot(slot_).weight_milli.load(), 700U);
 }
 
 // None finds its outcome overwritten by the next one's change.
-TEST_F(ControlTest, EveryControllerOfManyGetsItsOwnAnswer) {
-  const auto table = open();
-  const auto client = start_client();
-  client->receive();
+TEST_F(RunningClient, EveryControllerOfManyGetsItsOwnAnswer) {
   constexpr int kControllers = 4;
   std::vector<std::unique_ptr<Process>> controllers;
   for (int i = 0; i < kControllers; ++i) {
@@ -226,27 +228,21 @@ TEST_F(ControlTest, WhereThereIsNoSuchClientNothingIsWritten) {
   EXPECT_EQ(table->slot(slot).control.load(), before);
 }
 
-TEST_F(ControlTest, AStoppedClientChangesNothingAndIsFreeAgainLater) {
-  const auto table = open();
-  const auto client = start_client();
-  const auto slot = static_cast<int>(client->receive());
-  client->stop();
-  EXPECT_EQ(set_weight(*table, 3'000, 20 * kNsPerMs), Outcome::kWithdrawn);
-  client->resume();
-  EXPECT_EQ(set_weight(*table, 4'000), Outcome::kApplied);
-  EXPECT_EQ(table->slot(slot).weight_milli.load(), 4'000U);
+TEST_F(RunningClient, AStoppedClientChangesNothingAndIsFreeAgainLater) {
+  client_->stop();
+  EXPECT_EQ(set_weight(*table_, 3'000, 20 * kNsPerMs), Outcome::kWithdrawn);
+  client_->resume();
+  EXPECT_EQ(set_weight(*table_, 4'000), Outcome::kApplied);
+  EXPECT_EQ(table_->slot(slot_).weight_milli.load(), 4'000U);
 }
 
-TEST_F(ControlTest, AClientThatIsKilledMeanwhileHasEnded) {
-  const auto table = open();
-  const auto client = start_client();
-  const auto slot = static_cast<int>(client->receive());
-  client->stop();
-  std::thread controller([&] { EXPECT_EQ(set_weight(*table, 3'000), Outcome::kEnded); });
-  ASSERT_TRUE(eventually([&] { return Word::unpack(table->slot(slot).control.load()).state == State::kAsked; }));
-  client->kill();
+TEST_F(RunningClient, AClientThatIsKilledMeanwhileHasEnded) {
+  client_->stop();
+  std::thread controller([&] { EXPECT_EQ(set_weight(*table_, 3'000), Outcome::kEnded); });
+  ASSERT_TRUE(eventually([&] { return Word::unpack(table_->slot(slot_).control.load()).state == State::kAsked; }));
+  client_->kill();
   controller.join();
-  EXPECT_EQ(set_weight(*table, 3'000), Outcome::kNoClient);
+  EXPECT_EQ(set_weight(*table_, 3'000), Outcome::kNoClient);
 }
 
 // The slot's next owner, even with the same number, is not changed by what was asked of the dead one.
@@ -263,25 +259,19 @@ TEST_F(ControlTest, WhatADeadClientWasAskedGoesWithIt) {
   EXPECT_EQ(table->slot(slot).weight_milli.load(), 4'000U);
 }
 
-TEST_F(ControlTest, AControllerThatIsKilledIsInNobodysWay) {
-  const auto table = open();
-  const auto client = start_client();
-  const auto slot = static_cast<int>(client->receive());
-  client->stop();
+TEST_F(RunningClient, AControllerThatIsKilledIsInNobodysWay) {
+  client_->stop();
   Process controller([&](const Link&) { set_weight(*Table::open_existing(path_), 5'000); });
-  ASSERT_TRUE(eventually([&] { return Word::unpack(table->slot(slot).control.load()).state == State::kAsked; }));
+  ASSERT_TRUE(eventually([&] { return Word::unpack(table_->slot(slot_).control.load()).state == State::kAsked; }));
   controller.kill();
-  EXPECT_EQ(set_weight(*table, 6'000, 10 * kNsPerMs), Outcome::kBusy);
-  client->resume();
-  EXPECT_EQ(set_weight(*table, 6'000), Outcome::kApplied);
-  EXPECT_EQ(table->slot(slot).weight_milli.load(), 6'000U);
+  EXPECT_EQ(set_weight(*table_, 6'000, 10 * kNsPerMs), Outcome::kBusy);
+  client_->resume();
+  EXPECT_EQ(set_weight(*table_, 6'000), Outcome::kApplied);
+  EXPECT_EQ(table_->slot(slot_).weight_milli.load(), 6'000U);
 }
 
 // Controllers that are killed anywhere on the way leave a client that can be changed.
-TEST_F(ControlTest, ControllersKilledAtAnyMomentLeaveAClientThatAnswers) {
-  const auto table = open();
-  const auto client = start_client();
-  client->receive();
+TEST_F(RunningClient, ControllersKilledAtAnyMomentLeaveAClientThatAnswers) {
   std::mt19937 random(3);
   for (int i = 0; i < 30; ++i) {
     Process controller([&](const Link&) {
@@ -290,7 +280,7 @@ TEST_F(ControlTest, ControllersKilledAtAnyMomentLeaveAClientThatAnswers) {
     });
     usleep(random() % 20'000);
     controller.kill();
-    ASSERT_EQ(set_weight(*table, 7'000), Outcome::kApplied);
+    ASSERT_EQ(set_weight(*table_, 7'000), Outcome::kApplied);
   }
 }
 

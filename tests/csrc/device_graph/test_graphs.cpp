@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "cudasched/graphs.hpp"
@@ -349,66 +350,57 @@ TEST_F(GraphsTest, SumsOverGpusAreCapturedOnAllStreams) {
   EXPECT_THROW(collectives.sum({}, 2, {}), std::invalid_argument);
 }
 
-// How many of the fake NCCL's communicators there are, says what this returns; null: see dlerror().
-int (*find_communicators())() {
-  void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
-  return library == nullptr ? nullptr : reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"));
+// The fake NCCL's.
+int communicators() {
+  static void* const library = dlopen(FAKE_NCCL, RTLD_NOW);
+  if (library == nullptr) throw std::runtime_error(dlerror());
+  return reinterpret_cast<int (*)()>(dlsym(library, "fake_nccl_communicators"))();
 }
 
-// Waits for it, 20 s at most.
-void await(int (*count)(), int wanted) {
+// Waits for so many, 20 s at most.
+void await_communicators(int wanted) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (count() != wanted && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  while (communicators() != wanted && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
+// Of one GPU's number, by collectives that are gone.
+Graph graph_of_a_sum(CUdeviceptr data, CUstream on) {
+  Collectives collectives(std::vector{0});
+  Capture capture(on);
+  collectives.sum(std::vector{data}, 2, std::vector{on});
+  return capture.finish();
 }
 
 // NCCL waits for the graphs before it destroys a communicator: where a program destroyed both, graphs last, it hung.
 TEST_F(GraphsTest, SumsMayBeDestroyedAheadOfTheGraphsThatHaveThem) {
-  int (*const communicators)() = find_communicators();
-  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   const CUstream on = stream();
   const CUdeviceptr data = number(0);
   {
-    std::optional<Graph> graph;
-    {
-      Collectives collectives(std::vector{0});
-      Capture capture(on);
-      collectives.sum(std::vector{data}, 2, std::vector{on});
-      graph.emplace(capture.finish());
-    }
-    const Executable replay(*graph);
+    const Graph graph = graph_of_a_sum(data, on);
+    const Executable replay(graph);
     replay.launch(on);
     ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(communicators(), before + 1);  // the graph may be replayed
   }
-  await(communicators, before);
+  await_communicators(before);
   EXPECT_EQ(communicators(), before);
 }
 
 // A new thread's calls would end captures in global mode, PyTorch's among them.
 TEST_F(GraphsTest, SumsThatAreDestroyedBehindTheirGraphsDisturbNoCapture) {
-  int (*const communicators)() = find_communicators();
-  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   const CUstream on = stream();
   const CUdeviceptr data = number(0);
-  std::optional<Graph> graph;
-  {
-    Collectives collectives(std::vector{0});
-    Capture capture(on);
-    collectives.sum(std::vector{data}, 2, std::vector{on});
-    graph.emplace(capture.finish());
-  }
+  std::optional<Graph> graph(graph_of_a_sum(data, on));
   Capture capture(on, CU_STREAM_CAPTURE_MODE_GLOBAL);
   graph.reset();
-  await(communicators, before);
+  await_communicators(before);
   EXPECT_EQ(communicators(), before);
   EXPECT_NO_THROW(capture.finish());
 }
 
 TEST_F(GraphsTest, SumsThatWereNotCapturedAreGoneWithTheirCommunicators) {
-  int (*const communicators)() = find_communicators();
-  ASSERT_NE(communicators, nullptr) << dlerror();
   const int before = communicators();
   {
     Collectives collectives(std::vector{0});

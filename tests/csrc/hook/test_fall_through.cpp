@@ -46,7 +46,7 @@ class FallThrough : public FutureDriver, public ::testing::Test {
   Function* look_up(const char* name, int version, cuuint64_t flags = 0) const {
     void* found = nullptr;
     CUdriverProcAddressQueryResult result{};
-    auto* const ask = driver_.function<decltype(cuGetProcAddress)>("cuGetProcAddress_v2");
+    auto* const ask = call<decltype(cuGetProcAddress)>("cuGetProcAddress_v2");
     EXPECT_EQ(ask(name, &found, version, flags, &result), CUDA_SUCCESS) << name;
     return reinterpret_cast<Function*>(found);
   }
@@ -88,14 +88,12 @@ class FallThrough : public FutureDriver, public ::testing::Test {
     ASSERT_EQ(begin(program_.stream()), CUDA_SUCCESS);
     ASSERT_EQ(program_.launch(3), CUDA_SUCCESS);
     CUgraph graph = nullptr;
-    ASSERT_EQ(driver_.function<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(program_.stream(), &graph),
-              CUDA_SUCCESS);
+    ASSERT_EQ(call<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(program_.stream(), &graph), CUDA_SUCCESS);
     std::size_t nodes = 0;
-    ASSERT_EQ(driver_.function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
+    ASSERT_EQ(call<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
     EXPECT_EQ(nodes, 1U);
   }
 
-  HookedDriver& driver_ = HookedDriver::instance();
   Program program_;
   const InRegion region_{CUDASCHED_BEST_EFFORT};
 };
@@ -109,7 +107,7 @@ TEST_F(FallThrough, AHostFunctionOfCuda131IsBehindTheQueueByName) {
 }
 
 TEST_F(FallThrough, AHostFunctionOfCuda131IsBehindTheQueueBySymbol) {
-  auto* const launch = driver_.function<LaunchHostFunctionV2>("cuLaunchHostFunc_v2");
+  auto* const launch = call<LaunchHostFunctionV2>("cuLaunchHostFunc_v2");
   expect_behind_the_queue([&] { return launch(program_.stream(), kNothing, nullptr, 1); });
 }
 
@@ -117,7 +115,7 @@ TEST_F(FallThrough, AVersionThatNoTableKnowsIsBehindTheQueue) {
   auto* const fill =
       look_up<CUresult(CUdeviceptr, unsigned, std::size_t, unsigned, CUstream)>("cuMemsetD32Async", kFuture);
   CUdeviceptr memory = 0;
-  ASSERT_EQ(driver_.function<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
   expect_behind_the_queue([&] { return fill(memory, 7, 4, 0, program_.stream()); });
 }
 
@@ -125,14 +123,14 @@ TEST_F(FallThrough, AVersionThatNoTableKnowsIsBehindTheQueue) {
 TEST_F(FallThrough, AFunctionThatTheDriverDoesNotExportIsBehindTheQueue) {
   auto* const fill = look_up<decltype(cuMemsetD16Async)>("cuMemsetD16Async", 12000);
   CUdeviceptr memory = 0;
-  ASSERT_EQ(driver_.function<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&memory, 16), CUDA_SUCCESS);
   expect_behind_the_queue([&] { return fill(memory, 7, 8, program_.stream()); });
 }
 
 TEST_F(FallThrough, AKnownVersionOfALaterCudaIsTheFunctionItself) {
-  EXPECT_EQ(look_up<void>("cuLaunchKernel", kFuture), driver_.function<void>("cuLaunchKernel"));
-  EXPECT_EQ(look_up<void>("cuMemsetD32Async", 13000), driver_.function<void>("cuMemsetD32Async"));
-  EXPECT_NE(look_up<void>("cuMemsetD32Async", kFuture), driver_.function<void>("cuMemsetD32Async"));
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", kFuture), call<void>("cuLaunchKernel"));
+  EXPECT_EQ(look_up<void>("cuMemsetD32Async", 13000), call<void>("cuMemsetD32Async"));
+  EXPECT_NE(look_up<void>("cuMemsetD32Async", kFuture), call<void>("cuMemsetD32Async"));
 }
 
 TEST_F(FallThrough, ANullEntryPointStaysNull) {
@@ -143,16 +141,16 @@ TEST_F(FallThrough, ANullEntryPointStaysNull) {
 
 TEST_F(FallThrough, TwinsComeFromCuda7On) {
   const cuuint64_t flag = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  EXPECT_EQ(look_up<void>("cuLaunchKernel", 7000, flag), driver_.function<void>("cuLaunchKernel_ptsz"));
-  EXPECT_EQ(look_up<void>("cuLaunchKernel", 6050, flag), driver_.function<void>("cuLaunchKernel"));
-  EXPECT_EQ(look_up<void>("cuCtxSynchronize", 12000, flag), driver_.function<void>("cuCtxSynchronize"));
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", 7000, flag), call<void>("cuLaunchKernel_ptsz"));
+  EXPECT_EQ(look_up<void>("cuLaunchKernel", 6050, flag), call<void>("cuLaunchKernel"));
+  EXPECT_EQ(look_up<void>("cuCtxSynchronize", 12000, flag), call<void>("cuCtxSynchronize"));
 }
 
 // ---- captures that nobody counts
 
 TEST_F(FallThrough, ARecaptureKeepsItsNodes) {
   CUgraph graph = nullptr;
-  ASSERT_EQ(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&graph, 0), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuGraphCreate)>("cuGraphCreate")(&graph, 0), CUDA_SUCCESS);
   auto* const begin =
       look_up<CUresult(CUstream, CUstreamCaptureMode, CUgraph, void*, void*)>("cuStreamBeginRecaptureToGraph", 13030);
   expect_captured(
@@ -160,7 +158,7 @@ TEST_F(FallThrough, ARecaptureKeepsItsNodes) {
 }
 
 TEST_F(FallThrough, ACaptureForGraphicsKeepsItsNodes) {
-  auto* const begin = driver_.function<CUresult(CUstream, void*)>("cuStreamBeginCaptureToCig");
+  auto* const begin = call<CUresult(CUstream, void*)>("cuStreamBeginCaptureToCig");
   expect_captured([&](CUstream stream) { return begin(stream, stream); });
 }
 
@@ -179,17 +177,16 @@ TEST_F(FallThrough, ACaptureThatWeNeverSawKeepsItsNodes) {
 // Found on two GPUs: to find out whose the stream is, its flags were asked for, which invalidates a capture.
 TEST_F(FallThrough, AStreamThatIsFirstUsedWhileItCapturesKeepsItsNodes) {
   CUstream stream = nullptr;
-  ASSERT_EQ(driver_.function<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING),
-            CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
   driver::StreamFacts facts;
   ASSERT_FALSE(driver::registry().find(stream, facts));
-  const auto begin = driver_.function<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
+  const auto begin = call<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture_v2");
   ASSERT_EQ(begin(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
   EXPECT_EQ(program_.launch(3, stream), CUDA_SUCCESS);
   CUgraph graph = nullptr;
-  ASSERT_EQ(driver_.function<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
   std::size_t nodes = 0;
-  ASSERT_EQ(driver_.function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
+  ASSERT_EQ(call<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes), CUDA_SUCCESS);
   EXPECT_EQ(nodes, 1U);
 }
 
@@ -211,18 +208,18 @@ TEST_F(FallThrough, WhicheverEntryPointBeginsACaptureAndWhicheverEndsItNodesStay
   const auto begin = [&](std::string_view symbol, const std::string& exported) {
     const char* const name = exported.c_str();
     CUgraph into = nullptr;
-    Program::check(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&into, 0));
-    if (symbol == "cuStreamBeginCapture") return driver_.function<CUresult(CUstream)>(name)(stream);
+    Program::check(call<decltype(cuGraphCreate)>("cuGraphCreate")(&into, 0));
+    if (symbol == "cuStreamBeginCapture") return call<CUresult(CUstream)>(name)(stream);
     if (symbol == "cuStreamBeginCapture_v2") {
-      return driver_.function<CUresult(CUstream, CUstreamCaptureMode)>(name)(stream, kMode);
+      return call<CUresult(CUstream, CUstreamCaptureMode)>(name)(stream, kMode);
     }
-    if (symbol == "cuStreamBeginCaptureToCig") return driver_.function<CUresult(CUstream, void*)>(name)(stream, stream);
+    if (symbol == "cuStreamBeginCaptureToCig") return call<CUresult(CUstream, void*)>(name)(stream, stream);
     if (symbol == "cuStreamBeginCaptureToGraph") {
-      return driver_.function<decltype(cuStreamBeginCaptureToGraph)>(name)(stream, into, nullptr, nullptr, 0, kMode);
+      return call<decltype(cuStreamBeginCaptureToGraph)>(name)(stream, into, nullptr, nullptr, 0, kMode);
     }
     if (symbol == "cuStreamBeginRecaptureToGraph") {
-      return driver_.function<CUresult(CUstream, CUstreamCaptureMode, CUgraph, void*, void*)>(name)(stream, kMode, into,
-                                                                                                    nullptr, nullptr);
+      return call<CUresult(CUstream, CUstreamCaptureMode, CUgraph, void*, void*)>(name)(stream, kMode, into, nullptr,
+                                                                                        nullptr);
     }
     ADD_FAILURE() << symbol << " begins a capture, and no call of it is here";
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -230,9 +227,9 @@ TEST_F(FallThrough, WhicheverEntryPointBeginsACaptureAndWhicheverEndsItNodesStay
   const auto end = [&](std::string_view symbol, const std::string& exported) {
     CUgraph graph = nullptr;
     if (symbol == "cuStreamEndCapture") {
-      return driver_.function<CUresult(CUstream, CUgraph*)>(exported.c_str())(stream, &graph);
+      return call<CUresult(CUstream, CUgraph*)>(exported.c_str())(stream, &graph);
     }
-    if (symbol == "cuStreamEndCaptureToCig") return driver_.function<CUresult(CUstream)>(exported.c_str())(stream);
+    if (symbol == "cuStreamEndCaptureToCig") return call<CUresult(CUstream)>(exported.c_str())(stream);
     ADD_FAILURE() << symbol << " ends a capture, and no call of it is here";
     return CUDA_ERROR_NOT_SUPPORTED;
   };
@@ -300,7 +297,7 @@ class EachTakenOver : public FallThrough {
     config_.gridDimX = config_.gridDimY = config_.gridDimZ = 1;
     config_.blockDimX = config_.blockDimY = config_.blockDimZ = 1;
     config_.hStream = program_.stream();
-    Program::check(driver_.function<decltype(cuGraphCreate)>("cuGraphCreate")(&graph_, 0));
+    Program::check(call<decltype(cuGraphCreate)>("cuGraphCreate")(&graph_, 0));
     CUDA_KERNEL_NODE_PARAMS node{};
     node.func = program_.function();
     node.gridDimX = node.gridDimY = node.gridDimZ = 1;
@@ -308,16 +305,15 @@ class EachTakenOver : public FallThrough {
     node.kernelParams = parameters_;
     CUgraphNode made = nullptr;
     Program::check(
-        driver_
-            .function<CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, const CUDA_KERNEL_NODE_PARAMS*)>(
-                "cuGraphAddKernelNode_v2")(&made, graph_, nullptr, 0, &node));
-    Program::check(driver_.function<decltype(cuGraphInstantiate)>("cuGraphInstantiateWithFlags")(&exec_, graph_, 0));
+        call<CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, const CUDA_KERNEL_NODE_PARAMS*)>(
+            "cuGraphAddKernelNode_v2")(&made, graph_, nullptr, 0, &node));
+    Program::check(call<decltype(cuGraphInstantiate)>("cuGraphInstantiateWithFlags")(&exec_, graph_, 0));
   }
 
   // A call of the function of this type, with these arguments.
   template <typename Function, typename... Arguments>
   auto with(Arguments... arguments) const {
-    return [this, arguments...](const char* exported) { return driver_.function<Function>(exported)(arguments...); };
+    return [this, arguments...](const char* exported) { return call<Function>(exported)(arguments...); };
   }
 
   // All launch the same kernel, which leaves kValue in the log.
@@ -398,8 +394,8 @@ class EachTakenOver : public FallThrough {
 
  private:
   void make_parameters_of_the_old_interface() {
-    const auto set_size = driver_.function<CUresult(CUfunction, unsigned)>("cuParamSetSize");
-    const auto set = driver_.function<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
+    const auto set_size = call<CUresult(CUfunction, unsigned)>("cuParamSetSize");
+    const auto set = call<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
     Program::check(set_size(program_.function(), 24));
     for (int i = 0; i < 3; ++i) Program::check(set(program_.function(), 8 * i, parameters_[i], 8));
   }
@@ -463,7 +459,7 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   CUgreenCtx green = nullptr;
   CUgraph graph = nullptr;
   CUuserObject object = nullptr;
-  Program::check(driver_.function<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(
+  Program::check(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(
       &object, nullptr, [](void*) {}, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
   CUstream const stream = program_.stream();
   const Calls calls{
@@ -501,7 +497,9 @@ TEST_F(EachTakenOver, DirectFunctionReturnsWhileTheGateIsClosed) {
   const OtherClient other(/*active=*/true);
   Program::check(program_.launch(3));
   const std::uint64_t before = pushed();
-  const auto fits = [&](const hook::EntryPoint& point) { return point.taken_over && driver_.has(point.symbol.data()); };
+  const auto fits = [&](const hook::EntryPoint& point) {
+    return point.taken_over && HookedDriver::instance().has(point.symbol.data());
+  };
   const int lines = for_each(hook::Treatment::kDirect, calls, fits, [&](const auto& call, const char* exported) {
     call(exported);
     EXPECT_TRUE(something_is_queued());

@@ -81,6 +81,12 @@ class HookedDriver {
   std::unique_ptr<arbiter::Table> table_;
 };
 
+// The driver's function of that name, ours where the engine took it over.
+template <typename Function>
+Function* call(const char* name) {
+  return HookedDriver::instance().function<Function>(name);
+}
+
 // A program with a context, a stream and two kernels. Each launch leaves its value in a log, in the order in which the
 // device ran them.
 class Program {
@@ -88,16 +94,15 @@ class Program {
   static constexpr std::size_t kLogCapacity = 4096;
 
   explicit Program(int ordinal = 0) {
-    auto& d = HookedDriver::instance();
     CUdevice device = 0;
-    check(d.function<decltype(cuDeviceGet)>("cuDeviceGet")(&device, ordinal));
-    check(d.function<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context_, device));
-    check(d.function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
-    check(d.function<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module_, kImage));
-    check(d.function<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&short_, module_, "short"));
-    check(d.function<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&timed_, module_, "timed"));
+    check(call<decltype(cuDeviceGet)>("cuDeviceGet")(&device, ordinal));
+    check(call<CUresult(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context_, device));
+    check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
+    CUmodule module = load(kImage);
+    short_ = find(module, "short");
+    timed_ = find(module, "timed");
     void* memory = nullptr;
-    check(d.function<CUresult(void**, std::size_t)>("cuMemAllocHost_v2")(&memory, (kLogCapacity + 1) * 8));
+    check(call<CUresult(void**, std::size_t)>("cuMemAllocHost_v2")(&memory, (kLogCapacity + 1) * 8));
     log_ = static_cast<std::uint64_t*>(memory);
     std::fill_n(log_, kLogCapacity + 1, 0);
     stream_ = new_stream();
@@ -107,14 +112,11 @@ class Program {
   std::uint64_t ran() const { return std::atomic_ref(log_[0]).load(); }
   std::uint64_t value(std::uint64_t index) const { return std::atomic_ref(log_[index + 1]).load(); }
 
-  void use_on_this_thread() const {
-    check(HookedDriver::instance().function<CUresult(CUcontext)>("cuCtxSetCurrent")(context_));
-  }
+  void use_on_this_thread() const { check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(context_)); }
 
   static CUstream new_stream() {
     CUstream stream = nullptr;
-    check(HookedDriver::instance().function<CUresult(CUstream*, unsigned)>("cuStreamCreate")(&stream,
-                                                                                             CU_STREAM_NON_BLOCKING));
+    check(call<CUresult(CUstream*, unsigned)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING));
     return stream;
   }
 
@@ -122,8 +124,8 @@ class Program {
     std::uint64_t* values = log_ + 1;
     std::uint64_t* count = log_;
     void* parameters[] = {&values, &count, &value, &us};
-    return HookedDriver::instance().function<decltype(cuLaunchKernel)>("cuLaunchKernel")(
-        us == 0 ? short_ : timed_, 132, 1, 1, 64, 1, 1, 0, stream, parameters, nullptr);
+    return call<decltype(cuLaunchKernel)>("cuLaunchKernel")(us == 0 ? short_ : timed_, 132, 1, 1, 64, 1, 1, 0, stream,
+                                                            parameters, nullptr);
   }
 
   // As XLA launches: the kernel may overlap the one before it.
@@ -141,14 +143,11 @@ class Program {
     config.hStream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return HookedDriver::instance().function<decltype(cuLaunchKernelEx)>("cuLaunchKernelEx")(&config, timed_,
-                                                                                             parameters, nullptr);
+    return call<decltype(cuLaunchKernelEx)>("cuLaunchKernelEx")(&config, timed_, parameters, nullptr);
   }
   CUresult launch(std::uint64_t value) const { return launch(value, stream_); }
 
-  CUresult synchronize(CUstream stream) const {
-    return HookedDriver::instance().function<CUresult(CUstream)>("cuStreamSynchronize")(stream);
-  }
+  CUresult synchronize(CUstream stream) const { return call<CUresult(CUstream)>("cuStreamSynchronize")(stream); }
   CUresult synchronize() const { return synchronize(stream_); }
 
   CUfunction function() const { return short_; }
@@ -162,11 +161,20 @@ class Program {
   static void check(CUresult status) {
     if (status != CUDA_SUCCESS) throw std::runtime_error("driver call failed: " + std::to_string(status));
   }
+  static CUmodule load(const char* image) {
+    CUmodule module = nullptr;
+    check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, image));
+    return module;
+  }
+  static CUfunction find(CUmodule module, const char* name) {
+    CUfunction function = nullptr;
+    check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module, name));
+    return function;
+  }
 
  private:
   std::uint64_t* log_ = nullptr;  // the count, then the values
   CUcontext context_ = nullptr;
-  CUmodule module_ = nullptr;
   CUfunction short_ = nullptr;
   CUfunction timed_ = nullptr;
   CUstream stream_ = nullptr;

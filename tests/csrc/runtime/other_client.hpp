@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -31,28 +32,42 @@ template <typename Condition>
   return ::testing::AssertionSuccess();
 }
 
-// A latency client of another process: a slot of the table and nothing more, held by a forked child.
+// At the device's gate.
+inline bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
+
+// A client of another process: a slot of the table and nothing more, held by a forked child.
 class OtherClient {
  public:
-  explicit OtherClient(bool active) {
+  using Act = std::function<void(arbiter::Table&, int slot)>;
+
+  // A latency client.
+  explicit OtherClient(bool active)
+      : OtherClient(Class::kLatency, "other", [active](arbiter::Table& table, int slot) {
+          if (active) table.set_active(slot, now_ns());
+        }) {}
+
+  // Does `begin` with its slot before the test goes on, and `act` each millisecond until it is killed.
+  OtherClient(
+      Class client_class, const char* name, const Act& begin, const Act& act = [](arbiter::Table&, int) {},
+      const std::string& directory = HookedDriver::instance().run_directory()) {
     int ready[2];
     if (pipe(ready) != 0) throw std::runtime_error("pipe");
-    const std::string directory = HookedDriver::instance().run_directory();
     const std::string uuid = driver::device_uuid(0);
     pid_ = fork();
     if (pid_ == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed test leaves nobody behind
       auto table = arbiter::Table::open(directory, uuid, "test");
       arbiter::ClientInfo client;
-      client.client_class = Class::kLatency;
-      client.name = "other";
+      client.client_class = client_class;
+      client.name = name;
       const int slot = table->claim(client);
-      if (active) table->set_active(slot, now_ns());
+      begin(*table, slot);
       const auto byte = static_cast<char>(slot);
       if (write(ready[1], &byte, 1) != 1) _exit(1);
       for (;;) {
         table->slot(slot).heartbeat_ns.store(now_ns());
-        usleep(5'000);
+        act(*table, slot);
+        usleep(1'000);
       }
     }
     char slot = -1;
@@ -85,5 +100,13 @@ class OtherClient {
   pid_t pid_ = -1;
   int slot_ = -1;
 };
+
+// Joined before the client is gone.
+inline std::jthread kill_later(OtherClient& client, std::chrono::milliseconds after) {
+  return std::jthread([&client, after] {
+    std::this_thread::sleep_for(after);
+    client.kill();
+  });
+}
 
 }  // namespace cudasched::test

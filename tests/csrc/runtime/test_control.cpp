@@ -124,7 +124,7 @@ TEST_F(Control, AClientThatRegistersLaterHasTheNewWeight) {
 
 TEST_F(Control, ALimitOfMemoryIsNotBelowWhatIsHeld) {
   CUdeviceptr memory = 0;
-  const auto allocate = HookedDriver::instance().function<decltype(cuMemAlloc)>("cuMemAlloc_v2");
+  const auto allocate = call<decltype(cuMemAlloc)>("cuMemAlloc_v2");
   Program::check(allocate(&memory, 8 << 20));
   EXPECT_EQ(change("memory_limit", "4MiB"), CUDASCHED_HOLDS_MORE);
   EXPECT_EQ(self().memory_limit_bytes, 0U);
@@ -135,7 +135,7 @@ TEST_F(Control, ALimitOfMemoryIsNotBelowWhatIsHeld) {
   ASSERT_EQ(change("memory_limit", "none"), CUDASCHED_APPLIED);
   EXPECT_EQ(self().memory_limit_bytes, 0U);
   Program::check(allocate(&more, 32 << 20));
-  const auto free_memory = HookedDriver::instance().function<decltype(cuMemFree)>("cuMemFree_v2");
+  const auto free_memory = call<decltype(cuMemFree)>("cuMemFree_v2");
   Program::check(free_memory(memory));
   Program::check(free_memory(more));
 }
@@ -168,8 +168,7 @@ TEST_F(Control, ThePolicyChangesWhileLaunchesWait) {
     Program::check(program_.launch(1));
     Program::check(program_.synchronize());
   });
-  const arbiter::Layout& layout = HookedDriver::instance().table().layout();
-  EXPECT_TRUE(eventually([&] { return layout.waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   EXPECT_EQ(change("policy", "open"), CUDASCHED_APPLIED);
   waiting.join();  // `open` lets it go beside active latency work
   EXPECT_TRUE(eventually([&] { return std::string(self().policy) == "open"; }));

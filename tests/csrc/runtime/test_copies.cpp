@@ -32,23 +32,23 @@ class CopiesTest : public ::testing::Test {
 
   static CUdeviceptr on_device(std::size_t bytes) {
     CUdeviceptr address = 0;
-    Program::check(HookedDriver::instance().function<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&address, bytes));
+    Program::check(call<decltype(cuMemAlloc)>("cuMemAlloc_v2")(&address, bytes));
     return address;
   }
   static std::byte* pinned(std::size_t bytes) {
     void* address = nullptr;
-    Program::check(HookedDriver::instance().function<decltype(cuMemAllocHost)>("cuMemAllocHost_v2")(&address, bytes));
+    Program::check(call<decltype(cuMemAllocHost)>("cuMemAllocHost_v2")(&address, bytes));
     return static_cast<std::byte*>(address);
   }
   // The calls of a program.
   CUresult in(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) const {
-    return driver_.function<decltype(cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2")(to, from, bytes, stream);
+    return call<decltype(cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2")(to, from, bytes, stream);
   }
   CUresult out(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) const {
-    return driver_.function<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync_v2")(to, from, bytes, stream);
+    return call<decltype(cuMemcpyDtoHAsync)>("cuMemcpyDtoHAsync_v2")(to, from, bytes, stream);
   }
   CUresult any(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) const {
-    return driver_.function<decltype(cuMemcpyAsync)>("cuMemcpyAsync")(to, from, bytes, stream);
+    return call<decltype(cuMemcpyAsync)>("cuMemcpyAsync")(to, from, bytes, stream);
   }
   static CUdeviceptr address(const void* at) { return reinterpret_cast<CUdeviceptr>(at); }
 
@@ -104,7 +104,7 @@ TEST_F(CopiesTest, OthersGoWhole) {
   EXPECT_TRUE(whole([&](CUstream s) { return in(device_, pageable.data(), kCopied, s); }));
   EXPECT_TRUE(whole([&](CUstream s) { return out(pageable.data(), device_, kCopied, s); }));
   EXPECT_TRUE(whole([&](CUstream) {  // the launcher has a per-thread stream of its own
-    return driver_.function<decltype(cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2_ptsz")(device_, host_, kCopied, nullptr);
+    return call<decltype(cuMemcpyHtoDAsync)>("cuMemcpyHtoDAsync_v2_ptsz")(device_, host_, kCopied, nullptr);
   }));
 }
 
@@ -113,15 +113,15 @@ TEST_F(CopiesTest, ACapturedCopyIsOneNode) {
   CUgraph graph = nullptr;
   EXPECT_EQ(pieces_of(
                 [&](CUstream stream) {
-                  Program::check(driver_.function<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture_v2")(
+                  Program::check(call<decltype(cuStreamBeginCapture)>("cuStreamBeginCapture_v2")(
                       stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
                   Program::check(in(device_, host_, kCopied, stream));
-                  return driver_.function<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph);
+                  return call<decltype(cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph);
                 },
                 program_.stream()),
             0U);
   std::size_t nodes = 0;
-  Program::check(driver_.function<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes));
+  Program::check(call<decltype(cuGraphGetNodes)>("cuGraphGetNodes")(graph, nullptr, &nodes));
   EXPECT_EQ(nodes, 1U);
 }
 
@@ -133,7 +133,7 @@ TEST_F(CopiesTest, ARequestsCopyWaitsForPiecesAndNotForTheWholeOfALongCopy) {
   CUstream const others = Program::new_stream();
   static std::atomic<int> ended{0};
   const auto note = +[](void* at) { static_cast<std::atomic<int>*>(at)->store(++ended); };
-  auto* const call_back = driver_.function<decltype(cuLaunchHostFunc)>("cuLaunchHostFunc");
+  auto* const call_back = call<decltype(cuLaunchHostFunc)>("cuLaunchHostFunc");
   const auto long_one_ended_first = [&] {
     std::atomic<int> long_one{0};
     std::atomic<int> requests{0};
@@ -169,9 +169,9 @@ TEST_F(CopiesTest, RandomHistoriesLeaveTheSameBits) {
   std::array<std::vector<std::byte>, kStreams> expected_host;
   std::array<std::vector<std::byte>, kStreams> expected_device;
   std::mt19937 random(42);
-  auto* const create = driver_.function<decltype(cuEventCreate)>("cuEventCreate");
-  auto* const record = driver_.function<decltype(cuEventRecord)>("cuEventRecord");
-  auto* const wait = driver_.function<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent");
+  auto* const create = call<decltype(cuEventCreate)>("cuEventCreate");
+  auto* const record = call<decltype(cuEventRecord)>("cuEventRecord");
+  auto* const wait = call<decltype(cuStreamWaitEvent)>("cuStreamWaitEvent");
   CUevent event = nullptr;
   Program::check(create(&event, CU_EVENT_DISABLE_TIMING));
   for (std::size_t i = 0; i < kStreams; ++i) {
@@ -220,11 +220,11 @@ TEST_F(CopiesTest, ItsContextMayGoAndComeAgain) {
   const auto copies_in = [&](CUstream stream) { return in(device_, host_, kCopied, stream); };
   EXPECT_EQ(pieces_of(copies_in, program_.stream()), 3U);
   CUcontext second = nullptr;
-  Program::check(driver_.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&second, 0, 0));
+  Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&second, 0, 0));
   EXPECT_EQ(pieces_of(copies_in, Program::new_stream()), 0U);  // the events are the first one's
-  Program::check(driver_.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(second));
+  Program::check(call<CUresult(CUcontext)>("cuCtxDestroy_v2")(second));
   program_.use_on_this_thread();
-  Program::check(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
+  Program::check(call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
   const Program anew;
   std::byte* const host = pinned(kCopied);
   const CUdeviceptr device = on_device(kCopied);

@@ -107,8 +107,7 @@ TEST_F(Counts, BestEffortBesideLatencyWorkWaitsAndIsTimed) {
     Program::check(program_.launch(1));  // the first of its kind is not deferred: it waits on this thread
     Program::check(program_.synchronize());
   });
-  const arbiter::Layout& layout = HookedDriver::instance().table().layout();
-  EXPECT_TRUE(eventually([&] { return layout.waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   other.reset();
   program.join();
   EXPECT_EQ(count(counts()->gate_waits) - count(before->gate_waits), 1U);

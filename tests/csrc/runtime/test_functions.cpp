@@ -18,25 +18,14 @@ constexpr char kTwoKernels[] =
     "kernel mixed params=4,8,2,4 regs=40 shared=256 threads_max=512\n"
     "kernel bare regs=16\n";
 
-template <typename Function>
-Function* call(const char* name) {
-  return HookedDriver::instance().function<Function>(name);
-}
-
 class Functions : public ::testing::Test {
  protected:
   Functions() { load(kTwoKernels); }
 
-  void load(const char* image) {
-    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module_, image));
-  }
+  void load(const char* image) { module_ = Program::load(image); }
   void unload() { Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(module_)); }
 
-  CUfunction function(const char* name) const {
-    CUfunction result = nullptr;
-    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&result, module_, name));
-    return result;
-  }
+  CUfunction function(const char* name) const { return Program::find(module_, name); }
 
   Program program_;
   CUmodule module_ = nullptr;
@@ -193,8 +182,7 @@ TEST_F(Functions, OfOtherModulesAndLibrariesStayKnown) {
   const CUlibrary other_library = library_of();
   const CUkernel kernel = kernel_of(library);
   const CUkernel other_kernel = kernel_of(other_library);
-  CUmodule other_module = nullptr;
-  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&other_module, kTwoKernels));
+  CUmodule other_module = Program::load(kTwoKernels);
   for (const void* handle :
        {static_cast<const void*>(mine), static_cast<const void*>(kernel), static_cast<const void*>(other_kernel)}) {
     ASSERT_NE(driver::functions().find(handle), nullptr);

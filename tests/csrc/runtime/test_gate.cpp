@@ -87,8 +87,6 @@ class GateTest : public ::testing::Test {
     return gate().estimate_ns(question.query);
   }
 
-  static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
-
   HookedDriver& driver_ = HookedDriver::instance();
   Program program_;
   std::uint64_t before_ = state().best_effort_launches;

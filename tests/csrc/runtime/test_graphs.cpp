@@ -10,30 +10,22 @@
 namespace cudasched::test {
 namespace {
 
-template <typename Function>
-Function* call(const char* name) {
-  return HookedDriver::instance().function<Function>(name);
-}
-
 // Kernels whose predicted time is the number of their blocks, in us.
 std::int64_t blocks_us(const predict::Query& query) { return static_cast<std::int64_t>(query.launch.blocks()) * 1000; }
 
 class Graph : public ::testing::Test {
  protected:
   Graph() {
-    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-        &module_, "cudasched-sim 1\nkernel node params=4\nkernel other params=4 regs=50\n"));
+    module_ = Program::load("cudasched-sim 1\nkernel node params=4\nkernel other params=4 regs=50\n");
     Program::check(call<CUresult(CUgraph*, unsigned)>("cuGraphCreate")(&graph_, 0));
   }
   ~Graph() override { call<CUresult(CUgraph)>("cuGraphDestroy")(graph_); }
 
   CUgraphNode kernel(unsigned blocks, std::vector<CUgraphNode> after = {}, const char* name = "node") {
-    CUfunction function = nullptr;
-    Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module_, name));
     std::uint32_t value = 1;
     void* parameters[] = {&value};
     CUDA_KERNEL_NODE_PARAMS node{};
-    node.func = function;
+    node.func = Program::find(module_, name);
     node.gridDimX = blocks;
     node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1;
     node.kernelParams = parameters;
@@ -118,8 +110,8 @@ constinit int attributes = 0;
 
 // A graph has thousands of nodes, and its instantiation waits for this.
 TEST_F(Graph, OfManyNodesAsksTheDriverOnceForWhatTheyHaveInCommon) {
-  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-      &module_, "cudasched-sim 1\nkernel node params=4 blocks_per_sm=2\nkernel other params=4 blocks_per_sm=3\n"));
+  module_ =
+      Program::load("cudasched-sim 1\nkernel node params=4 blocks_per_sm=2\nkernel other params=4 blocks_per_sm=3\n");
   for (unsigned i = 1; i <= 20; ++i) kernel(i, {}, i % 2 == 0 ? "node" : "other");
   real_occupancy = driver::table().cuOccupancyMaxActiveBlocksPerMultiprocessor;
   real_attribute = driver::table().cuDeviceGetAttribute;

@@ -43,8 +43,6 @@ class Launches : public ::testing::Test {
     return *found;
   }
 
-  static bool someone_waits() { return HookedDriver::instance().table().layout().waiting.load() != 0; }
-
   HookedDriver& driver_ = HookedDriver::instance();
   Program program_;
 };
@@ -83,7 +81,7 @@ TEST_F(Launches, StreamsThatFindNoPlaceForTheirMarkAreCounted) {
 
 TEST_F(Launches, FailedOnesAreNotCountedAndTheErrorIsTheDrivers) {
   const std::uint64_t before = state().launches;
-  auto* const launch = driver_.function<decltype(cuLaunchKernel)>("cuLaunchKernel");
+  auto* const launch = call<decltype(cuLaunchKernel)>("cuLaunchKernel");
   EXPECT_NE(launch(nullptr, 1, 1, 1, 1, 1, 1, 0, program_.stream(), nullptr, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(state().launches, before);
 }
@@ -232,7 +230,7 @@ TEST_F(Launches, TheStreamsClassGoesBeforeTheThreadsRegion) {
   ASSERT_EQ(program_.synchronize(stream), CUDA_SUCCESS);
   EXPECT_EQ(state().latency_launches - before, 1U);
   // Destroying the stream forgets its class: the handle may come again for another stream.
-  ASSERT_EQ(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  ASSERT_EQ(call<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
   ASSERT_EQ(cudasched_bind_stream(0, CUDASCHED_LATENCY), CUDASCHED_INTERNAL_ERROR);
 }
 
@@ -255,15 +253,15 @@ TEST_F(Launches, TheClassByPriorityHoldsWhereNothingElseSaysOne) {
   EXPECT_FALSE(is_latency());
   ASSERT_EQ(cudasched_unbind_stream(key), CUDASCHED_OK);
   EXPECT_TRUE(is_latency());
-  ASSERT_EQ(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
+  ASSERT_EQ(call<CUresult(CUstream)>("cuStreamDestroy_v2")(stream), CUDA_SUCCESS);
   EXPECT_TRUE(cudasched::runtime::hot().by_priority.empty());
 }
 
 TEST_F(Launches, PrioritiesSayNoClassUnlessTheyAreAskedTo) {
   CUstream stream = nullptr;
-  Program::check(driver_.function<decltype(cuStreamCreateWithPriority)>("cuStreamCreateWithPriority")(&stream, 0, 0));
+  Program::check(call<decltype(cuStreamCreateWithPriority)>("cuStreamCreateWithPriority")(&stream, 0, 0));
   EXPECT_TRUE(cudasched::runtime::hot().by_priority.empty());
-  Program::check(driver_.function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream));
+  Program::check(call<CUresult(CUstream)>("cuStreamDestroy_v2")(stream));
 }
 
 TEST_F(Launches, AnotherProcessHoldsTheGateAndItsDeathOpensIt) {
@@ -326,7 +324,7 @@ TEST_F(Launches, WithoutLatencyClientsThereIsNoGate) {
 TEST_F(Launches, ARefusedGatedLaunchGivesItsPlaceBack) {
   const OtherClient other(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
-  auto* const launch = driver_.function<decltype(cuLaunchKernel)>("cuLaunchKernel");
+  auto* const launch = call<decltype(cuLaunchKernel)>("cuLaunchKernel");
   for (int i = 0; i < 500; ++i) {
     ASSERT_NE(launch(nullptr, 1, 1, 1, 1, 1, 1, 0, program_.stream(), nullptr, nullptr), CUDA_SUCCESS);
   }
@@ -341,8 +339,8 @@ TEST_F(Launches, CapturingStreamsNeverWaitAndAreNotCounted) {
   const OtherClient other(/*active=*/true);
   const InRegion region(CUDASCHED_BEST_EFFORT);
   const std::uint64_t before = state().launches;
-  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
-  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  auto* const begin = call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
   ASSERT_EQ(begin(program_.stream(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
   CUgraph graph = nullptr;
@@ -351,7 +349,7 @@ TEST_F(Launches, CapturingStreamsNeverWaitAndAreNotCounted) {
   EXPECT_EQ(state().launches, before);
   // Nothing of ours is in the graph.
   std::size_t nodes = 0;
-  ASSERT_EQ(driver_.function<CUresult(CUgraph, CUgraphNode*, std::size_t*)>("cuGraphGetNodes")(graph, nullptr, &nodes),
+  ASSERT_EQ(call<CUresult(CUgraph, CUgraphNode*, std::size_t*)>("cuGraphGetNodes")(graph, nullptr, &nodes),
             CUDA_SUCCESS);
   EXPECT_EQ(nodes, 10U);
 }
@@ -381,8 +379,8 @@ TEST_F(Launches, EachAsksTheDriverOnceWhetherItsStreamCaptures) {
 // A capture in global mode elsewhere forbids other threads' queries; ours must not break it.
 TEST_F(Launches, GatedLaunchesBesideACaptureLeaveItValid) {
   const OtherClient other(/*active=*/false);
-  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
-  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  auto* const begin = call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
   const CUstream captured = Program::new_stream();
   ASSERT_EQ(begin(captured, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
   std::thread([&] {
@@ -419,7 +417,7 @@ TEST_F(Launches, AResetContextTakesItsEventsWithItAndTheNextOneWorks) {
   const OtherClient other(/*active=*/false);
   const InRegion region(CUDASCHED_BEST_EFFORT);
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(program_.launch(i), CUDA_SUCCESS);
-  ASSERT_EQ(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0), CUDA_SUCCESS);
+  ASSERT_EQ(call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0), CUDA_SUCCESS);
   const Program again;
   const std::uint64_t untracked = state().untracked_launches;
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(again.launch(i), CUDA_SUCCESS);
@@ -451,14 +449,14 @@ TEST_F(Launches, AForkedChildThatExitsLeavesTheParentsClientsAlone) {
 #endif
 
 TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
-  auto* const get = driver_.function<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
-      "cuGetProcAddress_v2");
+  auto* const get =
+      call<CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>("cuGetProcAddress_v2");
   const auto found = [&](const char* name, int version, cuuint64_t flags) {
     void* function = nullptr;
     EXPECT_EQ(get(name, &function, version, flags, nullptr), CUDA_SUCCESS) << name;
     return function;
   };
-  const auto ours = [&](const char* name) { return reinterpret_cast<void*>(driver_.function<void()>(name)); };
+  const auto ours = [&](const char* name) { return reinterpret_cast<void*>(call<void()>(name)); };
   EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_DEFAULT), ours("cuLaunchKernel"));
   EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_LEGACY_STREAM), ours("cuLaunchKernel"));
   EXPECT_EQ(found("cuLaunchKernel", 13000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM), ours("cuLaunchKernel_ptsz"));
@@ -550,8 +548,8 @@ TEST_F(Launches, ABitThatNoLatencyClientSetHoldsNobody) {
 }
 
 TEST_F(Launches, AnEndThatEndsNoCaptureIsNotTakenForOne) {
-  auto* const begin = driver_.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
-  auto* const end = driver_.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  auto* const begin = call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  auto* const end = call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
   ASSERT_EQ(begin(program_.stream(), CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
   CUgraph graph = nullptr;
   EXPECT_NE(end(Program::new_stream(), &graph), CUDA_SUCCESS);
@@ -586,7 +584,7 @@ TEST_F(Launches, AReleasedPrimaryContextThatLivesOnKeepsNoEventsOfOurs) {
     const Program again;  // retains
     ASSERT_EQ(again.launch(round), CUDA_SUCCESS);
     if (round == 0) after_one = events::alive.load();
-    ASSERT_EQ(driver_.function<CUresult(CUdevice)>("cuDevicePrimaryCtxRelease_v2")(0), CUDA_SUCCESS);
+    ASSERT_EQ(call<CUresult(CUdevice)>("cuDevicePrimaryCtxRelease_v2")(0), CUDA_SUCCESS);
   }
   EXPECT_LE(events::alive.load(), after_one);
   driver::table().cuEventCreate = events::real_create;
@@ -926,8 +924,8 @@ TEST_F(Launches, RandomProgramsKeepTheirOrderAndEnd) {
         if (random() % 3 == 0) Program::check(program.synchronize());
         if (random() % 5 == 0) {
           const CUstream brief = Program::new_stream();
-          HookedDriver::instance().function<CUresult(CUstream)>("cuStreamQuery")(brief);
-          Program::check(HookedDriver::instance().function<CUresult(CUstream)>("cuStreamDestroy_v2")(brief));
+          call<CUresult(CUstream)>("cuStreamQuery")(brief);
+          Program::check(call<CUresult(CUstream)>("cuStreamDestroy_v2")(brief));
         }
       }
       Program::check(program.synchronize());

@@ -9,21 +9,13 @@
 namespace cudasched::test {
 namespace {
 
-template <typename Function>
-Function* call(const char* name) {
-  return HookedDriver::instance().function<Function>(name);
-}
-
 constexpr int kLowest = 0;
 constexpr int kHighest = -5;
 
 class NodePriority : public ::testing::Test {
  protected:
   NodePriority() {
-    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-        &module_, "cudasched-sim 1\nkernel node params=4\n"));
-    Program::check(
-        call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function_, module_, "node"));
+    function_ = Program::find(Program::load("cudasched-sim 1\nkernel node params=4\n"), "node");
     graph_ = new_graph();
     kernel(graph_);
     kernel(graph_);
@@ -116,7 +108,6 @@ class NodePriority : public ::testing::Test {
   }
 
   Program program_;
-  CUmodule module_ = nullptr;
   CUfunction function_ = nullptr;
   CUgraph graph_ = nullptr;
   std::vector<CUgraph> graphs_;

@@ -12,11 +12,6 @@ namespace {
 
 using ::testing::Test;
 
-template <typename Function>
-Function* call(const char* name) {
-  return HookedDriver::instance().function<Function>(name);
-}
-
 TEST(PartitionSms, AreAMultipleOfTheStepNotAboveTheFractionAndAtLeastTheLeast) {
   using runtime::partition_sms;
   EXPECT_EQ(partition_sms(0.5, 132, 8, 8), 64U);

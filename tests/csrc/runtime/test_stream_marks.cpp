@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <random>
@@ -13,13 +12,13 @@
 #include <vector>
 
 #include "hooked_driver.hpp"
+#include "other_client.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/stream_marks.hpp"
 
 namespace cudasched::test {
 namespace {
 
-using namespace std::chrono_literals;
 using runtime::kBoundOrigin;
 using runtime::kNoOrigin;
 using runtime::Origin;
@@ -213,16 +212,6 @@ TEST(EventOrigins, RemembersTheLastRecordAndForgetsWhatItHasNoPlaceFor) {
 
 // ---- through the entry points
 
-template <typename Condition>
-::testing::AssertionResult eventually(Condition&& condition) {
-  const auto limit = std::chrono::steady_clock::now() + 60s;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > limit) return ::testing::AssertionFailure() << "it never came";
-    std::this_thread::sleep_for(1ms);
-  }
-  return ::testing::AssertionSuccess();
-}
-
 class ClassOfAStream : public ::testing::Test {
  protected:
   static std::uint64_t best_effort() { return state().best_effort_launches; }
@@ -247,16 +236,14 @@ class ClassOfAStream : public ::testing::Test {
   }
 
   static void record(CUevent event, CUstream stream) {
-    Program::check(HookedDriver::instance().function<CUresult(CUevent, CUstream)>("cuEventRecord")(event, stream));
+    Program::check(call<CUresult(CUevent, CUstream)>("cuEventRecord")(event, stream));
   }
   static void wait(CUstream stream, CUevent event) {
-    Program::check(HookedDriver::instance().function<CUresult(CUstream, CUevent, unsigned)>("cuStreamWaitEvent")(
-        stream, event, 0));
+    Program::check(call<CUresult(CUstream, CUevent, unsigned)>("cuStreamWaitEvent")(stream, event, 0));
   }
   static CUevent new_event() {
     CUevent event = nullptr;
-    Program::check(HookedDriver::instance().function<CUresult(CUevent*, unsigned)>("cuEventCreate")(
-        &event, CU_EVENT_DISABLE_TIMING));
+    Program::check(call<CUresult(CUevent*, unsigned)>("cuEventCreate")(&event, CU_EVENT_DISABLE_TIMING));
     return event;
   }
 
@@ -377,7 +364,7 @@ TEST_F(ClassOfAStream, IsNotItsHandlesNextOwners) {
   CUstream const stream = Program::new_stream();
   const InRegion region(CUDASCHED_BEST_EFFORT);
   EXPECT_TRUE(goes_as_best_effort(stream));
-  Program::check(HookedDriver::instance().function<CUresult(CUstream)>("cuStreamDestroy_v2")(stream));
+  Program::check(call<CUresult(CUstream)>("cuStreamDestroy_v2")(stream));
   on_another_thread([&] {
     // The driver may give the same handle again; another one has no mark in any case.
     for (int i = 0; i < 8; ++i) EXPECT_FALSE(goes_as_best_effort(Program::new_stream()));
@@ -385,9 +372,8 @@ TEST_F(ClassOfAStream, IsNotItsHandlesNextOwners) {
 }
 
 TEST_F(ClassOfAStream, DoesNotOutliveTheContextThatItWasBoundIn) {
-  auto& d = HookedDriver::instance();
   CUcontext context = nullptr;
-  Program::check(d.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
+  Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
   CUstream const stream = Program::new_stream();
   const auto number = reinterpret_cast<std::uint64_t>(stream);
   ASSERT_EQ(cudasched_bind_stream(number, CUDASCHED_BEST_EFFORT), CUDASCHED_OK);
@@ -397,30 +383,28 @@ TEST_F(ClassOfAStream, DoesNotOutliveTheContextThatItWasBoundIn) {
   ASSERT_EQ(cudasched_bind_stream(other, CUDASCHED_BEST_EFFORT), CUDASCHED_OK);
   Class found = Class::kNormal;
   EXPECT_TRUE(runtime::hot().streams.find(number, found));
-  Program::check(d.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
+  Program::check(call<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
   EXPECT_FALSE(runtime::hot().streams.find(number, found));
   EXPECT_TRUE(runtime::hot().streams.find(other, found)) << "of another context";
   cudasched_unbind_stream(other);
 }
 
 TEST_F(ClassOfAStream, ByPriorityDoesNotOutliveTheContext) {
-  auto& d = HookedDriver::instance();
   CUcontext context = nullptr;
-  Program::check(d.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
+  Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&context, 0, 0));
   CUstream const stream = Program::new_stream();
   runtime::engine().class_by_priority(reinterpret_cast<std::uint64_t>(stream), Class::kBestEffort);
   EXPECT_FALSE(runtime::hot().by_priority.empty());
   program_.use_on_this_thread();
-  Program::check(d.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
+  Program::check(call<CUresult(CUcontext)>("cuCtxDestroy_v2")(context));
   EXPECT_TRUE(runtime::hot().by_priority.empty());
 }
 
 // A program that only copies, as NumPy-like libraries and those for images do, ends its requests by its copies.
 TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
-  auto& d = HookedDriver::instance();
   CUdeviceptr memory = 0;
   std::array<std::uint64_t, 4> words{};
-  Program::check(d.function<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, sizeof words));
+  Program::check(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, sizeof words));
   CUDA_MEMCPY2D rows{};
   rows.srcMemoryType = CU_MEMORYTYPE_DEVICE;
   rows.srcDevice = memory;
@@ -438,10 +422,10 @@ TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
   slices.WidthInBytes = 8;
   slices.Height = slices.srcHeight = slices.dstHeight = 2;
   slices.Depth = 1;
-  const auto of_rows = [&](const char* name) { return d.function<CUresult(const CUDA_MEMCPY2D*)>(name)(&rows); };
-  const auto of_slices = [&](const char* name) { return d.function<CUresult(const CUDA_MEMCPY3D*)>(name)(&slices); };
+  const auto of_rows = [&](const char* name) { return call<CUresult(const CUDA_MEMCPY2D*)>(name)(&rows); };
+  const auto of_slices = [&](const char* name) { return call<CUresult(const CUDA_MEMCPY3D*)>(name)(&slices); };
   const std::vector<std::function<CUresult()>> copies{
-      [&] { return d.function<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(&words, memory, 8); },
+      [&] { return call<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(&words, memory, 8); },
       [&] { return of_rows("cuMemcpy2D_v2"); },
       [&] { return of_rows("cuMemcpy2D_v2_ptds"); },
       [&] { return of_rows("cuMemcpy2DUnaligned_v2"); },
@@ -451,9 +435,9 @@ TEST_F(ClassOfAStream, OfARequestThatEndsByACopyEndsWithIt) {
   ASSERT_EQ(cudasched_set_process_class(CUDASCHED_LATENCY, 0, 0), CUDASCHED_OK);
   for (std::size_t i = 0; i < copies.size(); ++i) {
     Program::check(program_.launch(1, nullptr));
-    const bool began = d.table().active() != 0;
+    const bool began = HookedDriver::instance().table().active() != 0;
     EXPECT_EQ(copies[i](), CUDA_SUCCESS) << i;
-    const bool ended = d.table().active() == 0;
+    const bool ended = HookedDriver::instance().table().active() == 0;
     EXPECT_TRUE(began && ended) << i;
   }
   cudasched_set_process_class(CUDASCHED_NORMAL, 0, 0);

@@ -19,6 +19,13 @@ namespace {
 constexpr std::int64_t kUs = 1'000;
 constexpr std::int64_t kMs = 1'000'000;
 
+// At the time 1, with the GPU for itself.
+Ledger begun() {
+  Ledger ledger;
+  ledger.look(1, true);
+  return ledger;
+}
+
 // A launch with a marker, recorded at once.
 int launch(Ledger& ledger, std::uint64_t stream, std::int64_t predicted_ns) {
   const Ledger::Entry entry = ledger.submit(stream, predicted_ns, true);
@@ -40,8 +47,7 @@ TEST(Ledger, ShrinksWithTheClock) {
 }
 
 TEST(Ledger, WaitingLaunchesDoNotShrinkWhileTheFirstIsLate) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   const int first = launch(ledger, 1, 10 * kUs);
   launch(ledger, 1, 50 * kUs);
   ledger.look(30 * kUs + 1, true);
@@ -55,8 +61,7 @@ TEST(Ledger, WaitingLaunchesDoNotShrinkWhileTheFirstIsLate) {
 
 // What is behind a kernel that was predicted far too short stays counted, and it is taken to run for as long again.
 TEST(Ledger, WhatIsBehindALateSegmentOnItsStreamStaysCounted) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 60 * kUs);
   launch(ledger, 1, 500 * kUs);
   for (std::int64_t now = 1; now < 20 * kMs; now += 100 * kUs) ledger.look(now, true);
@@ -69,8 +74,7 @@ TEST(Ledger, WhatIsBehindALateSegmentOnItsStreamStaysCounted) {
 }
 
 TEST(Ledger, ALittleLateIsNotLate) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   const int segment = launch(ledger, 1, 20 * kMs);
   for (std::int64_t now = 1; now <= 24 * kMs; now += kMs) ledger.look(now, true);
   EXPECT_EQ(ledger.segment_late_ns(segment), 0);
@@ -80,8 +84,7 @@ TEST(Ledger, ALittleLateIsNotLate) {
 }
 
 TEST(Ledger, TimeInWhichTheGpuIsAnothersDoesNotCount) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 100 * kUs);
   ledger.look(20 * kUs + 1, true);
   ledger.look(5 * kMs, false);  // latency work, or another client's turn
@@ -93,8 +96,7 @@ TEST(Ledger, TimeInWhichTheGpuIsAnothersDoesNotCount) {
 
 // What a launch let in beside latency work has had of the GPU is not known, and not held against it.
 TEST(Ledger, TheClockStartsAnewAfterLatencyWorkThatLetLaunchesIn) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 400 * kUs);
   for (std::int64_t now = 1; now <= 300 * kUs + 1; now += 100 * kUs) ledger.look(now, Ledger::Gpu::kShared);
   EXPECT_EQ(ledger.remaining_ns(1), 100 * kUs);
@@ -106,8 +108,7 @@ TEST(Ledger, TheClockStartsAnewAfterLatencyWorkThatLetLaunchesIn) {
 
 // A launcher that lost its core looks late; how long a kernel ran it cannot say.
 TEST(Ledger, AGapBetweenTwoLooksIsNotObservedTime) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 100 * kUs);
   launch(ledger, 1, 50 * kUs);
   ledger.look(60 * kMs, true);
@@ -117,8 +118,7 @@ TEST(Ledger, AGapBetweenTwoLooksIsNotObservedTime) {
 }
 
 TEST(Ledger, TimeInWhichOtherStreamsCompletedWorkDoesNotMakeASegmentLate) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   const int waits = launch(ledger, 1, 50 * kUs);
   std::int64_t now = 1;
   for (int i = 0; i < 100; ++i) {
@@ -132,8 +132,7 @@ TEST(Ledger, TimeInWhichOtherStreamsCompletedWorkDoesNotMakeASegmentLate) {
 }
 
 TEST(Ledger, CompletingALaterSegmentCompletesTheEarlierOnes) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 10 * kUs);
   const int second = launch(ledger, 1, 10 * kUs);
   launch(ledger, 2, 7 * kUs);
@@ -143,8 +142,7 @@ TEST(Ledger, CompletingALaterSegmentCompletesTheEarlierOnes) {
 }
 
 TEST(Ledger, ALateLookDoesNotGiveTheNextLaunchItsWholeTimeAnew) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   const int first = launch(ledger, 1, 100 * kUs);
   ledger.look(90 * kUs + 1, true);
   launch(ledger, 1, 500 * kUs);
@@ -178,8 +176,7 @@ TEST(Ledger, KnowsItsNextEnd) {
 }
 
 TEST(Ledger, WithoutAMarkerForEachLaunchOneIsWantedSeldom) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   for (std::uint32_t i = 1; i < 10 * Ledger::kSeldom; ++i) {
     const Ledger::Entry entry = ledger.submit(1, 5 * kUs, false);
     ASSERT_EQ(entry.marks, i % Ledger::kSeldom == 0) << i;
@@ -193,8 +190,7 @@ TEST(Ledger, WithoutAMarkerForEachLaunchOneIsWantedSeldom) {
 }
 
 TEST(Ledger, AMarkerThatCouldNotBeRecordedIsMadeUpForByTheNext) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   const Ledger::Entry first = ledger.submit(1, 10 * kUs, true);
   ledger.submitted(first.segment, false);
   EXPECT_EQ(ledger.state(first.segment), Ledger::State::kOpen);
@@ -207,8 +203,7 @@ TEST(Ledger, AMarkerThatCouldNotBeRecordedIsMadeUpForByTheNext) {
 }
 
 TEST(Ledger, ALaunchThatWasRefusedIsNotInFlight) {
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   launch(ledger, 1, 10 * kUs);
   const Ledger::Entry refused = ledger.submit(1, 40 * kUs, true);
   EXPECT_EQ(ledger.state(refused.segment), Ledger::State::kPending);
@@ -249,8 +244,7 @@ TEST(Ledger, TheFirstSegmentOfADeepQueueIsSeenComplete) {
 TEST(Ledger, AnyDepthOnAnyNumberOfStreamsIsCounted) {
   std::mt19937_64 random(9);
   for (const std::uint64_t streams : {1, 2, 7, 63, 64, 100, 500}) {
-    Ledger ledger;
-    ledger.look(1, true);
+    Ledger ledger = begun();
     std::int64_t submitted_ns = 0;
     std::uint64_t submitted = 0;
     std::vector<int> pinned;
@@ -283,8 +277,7 @@ TEST(Ledger, AnyDepthOnAnyNumberOfStreamsIsCounted) {
 TEST(Ledger, NoStreamsMarkerEndsWhatAnotherStreamHas) {
   constexpr std::uint64_t kStreams = 100;
   constexpr std::uint64_t kEach = 50;
-  Ledger ledger;
-  ledger.look(1, true);
+  Ledger ledger = begun();
   std::map<int, std::uint64_t> whose;
   std::mt19937_64 random(3);
   std::vector<std::uint64_t> order(kStreams);

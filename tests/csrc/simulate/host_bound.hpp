@@ -34,11 +34,13 @@ inline std::int64_t draw(const Durations& quantiles, std::mt19937_64& random) {
   return static_cast<std::int64_t>(1'000 * (quantiles[i - 1] + part * (quantiles[i] - quantiles[i - 1])));
 }
 
-inline ReplayClient trainer(const Durations& kernels, std::uint64_t seed, std::size_t launches = 800) {
+// A step of `launches` kernels, at whose end the program waits for the GPU.
+inline ReplayClient trainer(const Durations& kernels, std::uint64_t seed, std::int64_t gap_ns = 12 * kUsNs,
+                            std::size_t launches = 800) {
   std::mt19937_64 random(seed);
   ReplayClient client;
   client.name = "training";
-  for (std::size_t i = 0; i < launches; ++i) client.launches.push_back({12 * kUsNs, draw(kernels, random), i == 0});
+  for (std::size_t i = 0; i < launches; ++i) client.launches.push_back({gap_ns, draw(kernels, random), i == 0});
   return client;
 }
 

@@ -55,121 +55,117 @@ std::map<Ticket, std::int64_t> take_all(Device& device, int context) {
   return finished;
 }
 
-TEST(Device, KernelRunsInWaves) {
-  auto device = make_device();
-  const int context = make_context(*device);
-  const int stream = make_stream(*device, context);
-  const Ticket one = submit(*device, context, stream, kernel(kSmCount * 4, 4, 20));
-  const Ticket tail = submit(*device, context, stream, kernel(kSmCount * 4 + 1, 4, 20));
-  device->advance(1'000'000);
-  const auto finished = take_all(*device, context);
+class OneContext : public ::testing::Test {
+ protected:
+  // On a stream of its own.
+  Ticket submit_alone(const Work& work) { return submit(*device_, context_, make_stream(*device_, context_), work); }
+  std::map<Ticket, std::int64_t> run_all() {
+    device_->advance(1'000'000);
+    return take_all(*device_, context_);
+  }
+
+  const std::unique_ptr<Device> device_ = make_device();
+  const int context_ = make_context(*device_);
+};
+
+TEST_F(OneContext, KernelRunsInWaves) {
+  const int stream = make_stream(*device_, context_);
+  const Ticket one = submit(*device_, context_, stream, kernel(kSmCount * 4, 4, 20));
+  const Ticket tail = submit(*device_, context_, stream, kernel(kSmCount * 4 + 1, 4, 20));
+  const auto finished = run_all();
   EXPECT_EQ(finished.at(one), 20 * kUs);
   EXPECT_EQ(finished.at(tail), 60 * kUs);
-  EXPECT_EQ(device->next_event_ns(), kNever);
+  EXPECT_EQ(device_->next_event_ns(), kNever);
 }
 
-TEST(Device, KernelsOfTwoStreamsShareTheSms) {
-  auto device = make_device();
-  const int context = make_context(*device);
-  const Ticket a = submit(*device, context, make_stream(*device, context), kernel(kSmCount, 2, 30));
-  const Ticket b = submit(*device, context, make_stream(*device, context), kernel(kSmCount, 2, 30));
-  const Ticket c = submit(*device, context, make_stream(*device, context), kernel(kSmCount, 2, 30));
-  EXPECT_EQ(device->resident_blocks(a), 132U);
-  EXPECT_EQ(device->resident_blocks(b), 132U);
-  EXPECT_EQ(device->resident_blocks(c), 0U);
-  device->advance(1'000'000);
-  const auto finished = take_all(*device, context);
+TEST_F(OneContext, KernelsOfTwoStreamsShareTheSms) {
+  const Ticket a = submit_alone(kernel(kSmCount, 2, 30));
+  const Ticket b = submit_alone(kernel(kSmCount, 2, 30));
+  const Ticket c = submit_alone(kernel(kSmCount, 2, 30));
+  EXPECT_EQ(device_->resident_blocks(a), 132U);
+  EXPECT_EQ(device_->resident_blocks(b), 132U);
+  EXPECT_EQ(device_->resident_blocks(c), 0U);
+  const auto finished = run_all();
   EXPECT_EQ(finished.at(a), 30 * kUs);
   EXPECT_EQ(finished.at(b), 30 * kUs);
   EXPECT_EQ(finished.at(c), 60 * kUs);
 }
 
-TEST(Device, HigherPriorityTakesTheSlotsThatFree) {
-  auto device = make_device();
-  const int context = make_context(*device);
-  const Ticket low = submit(*device, context, make_stream(*device, context), kernel(kSmCount * 10, 1, 10, 0));
-  device->advance(5 * kUs);
-  const Ticket high = submit(*device, context, make_stream(*device, context), kernel(kSmCount * 2, 1, 10, -5));
-  EXPECT_EQ(device->resident_blocks(high), 0U) << "resident blocks are not pushed out";
-  device->advance(10 * kUs);
-  EXPECT_EQ(device->resident_blocks(high), 132U);
-  EXPECT_EQ(device->resident_blocks(low), 0U);
-  device->advance(1'000'000);
-  const auto finished = take_all(*device, context);
+TEST_F(OneContext, HigherPriorityTakesTheSlotsThatFree) {
+  const Ticket low = submit_alone(kernel(kSmCount * 10, 1, 10, 0));
+  device_->advance(5 * kUs);
+  const Ticket high = submit_alone(kernel(kSmCount * 2, 1, 10, -5));
+  EXPECT_EQ(device_->resident_blocks(high), 0U) << "resident blocks are not pushed out";
+  device_->advance(10 * kUs);
+  EXPECT_EQ(device_->resident_blocks(high), 132U);
+  EXPECT_EQ(device_->resident_blocks(low), 0U);
+  const auto finished = run_all();
   EXPECT_EQ(finished.at(high), 30 * kUs);
   EXPECT_EQ(finished.at(low), 120 * kUs);
 }
 
-TEST(Device, WaitHoldsAStreamUntilTheOtherIsThere) {
-  auto device = make_device();
-  const int context = make_context(*device);
-  const int a = make_stream(*device, context);
-  const int b = make_stream(*device, context);
-  submit(*device, context, a, kernel(1, 1, 50));
-  const Ticket record = submit(*device, context, a, {});
-  submit(*device, context, b, {.kind = OpKind::kWait, .wait_for = record});
-  const Ticket after = submit(*device, context, b, kernel(1, 1, 10));
-  device->advance(1'000'000);
-  const auto finished = take_all(*device, context);
+TEST_F(OneContext, WaitHoldsAStreamUntilTheOtherIsThere) {
+  const int a = make_stream(*device_, context_);
+  const int b = make_stream(*device_, context_);
+  submit(*device_, context_, a, kernel(1, 1, 50));
+  const Ticket record = submit(*device_, context_, a, {});
+  submit(*device_, context_, b, {.kind = OpKind::kWait, .wait_for = record});
+  const Ticket after = submit(*device_, context_, b, kernel(1, 1, 10));
+  const auto finished = run_all();
   EXPECT_EQ(finished.at(record), 50 * kUs);
   EXPECT_EQ(finished.at(after), 60 * kUs);
 }
 
-TEST(Device, CopiesGoOneAtATimeOldestFirst) {
-  auto device = make_device();
-  const int context = make_context(*device);
+TEST_F(OneContext, CopiesGoOneAtATimeOldestFirst) {
   const Work copy{.kind = OpKind::kCopy, .bytes = 50'000};
-  const Ticket first = submit(*device, context, make_stream(*device, context), copy);
-  const Ticket second = submit(*device, context, make_stream(*device, context), copy);
-  device->advance(1'000'000);
-  const auto finished = take_all(*device, context);
+  const Ticket first = submit_alone(copy);
+  const Ticket second = submit_alone(copy);
+  const auto finished = run_all();
   EXPECT_EQ(finished.at(first), kCopyLatencyNs + 1000);
   EXPECT_EQ(finished.at(second), 2 * (kCopyLatencyNs + 1000));
 }
 
-TEST(Device, AContextWithAShortSliceGivesWayAtOnceAndLosesNothingAlone) {
-  auto device = make_device();
-  const int a = make_context(*device);
-  const int b = make_context(*device);
-  device->set_slice(a, 1 * kUs);
-  const Ticket long_a = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 3000));
-  device->advance(500 * kUs);
-  const Ticket short_b = submit(*device, b, make_stream(*device, b), kernel(kSmCount, 1, 100));
-  device->advance(100'000'000);
-  const std::int64_t b_done = take_all(*device, b).at(short_b);
+class TwoContexts : public ::testing::Test {
+ protected:
+  const std::unique_ptr<Device> device_ = make_device();
+  const int a_ = make_context(*device_);
+  const int b_ = make_context(*device_);
+};
+
+TEST_F(TwoContexts, AContextWithAShortSliceGivesWayAtOnceAndLosesNothingAlone) {
+  device_->set_slice(a_, 1 * kUs);
+  const Ticket long_a = submit(*device_, a_, make_stream(*device_, a_), kernel(kSmCount, 1, 3000));
+  device_->advance(500 * kUs);
+  const Ticket short_b = submit(*device_, b_, make_stream(*device_, b_), kernel(kSmCount, 1, 100));
+  device_->advance(100'000'000);
+  const std::int64_t b_done = take_all(*device_, b_).at(short_b);
   EXPECT_EQ(b_done, 500 * kUs + kSwitchNs + 100 * kUs);
-  EXPECT_EQ(take_all(*device, a).at(long_a), b_done + kSwitchNs + 2500 * kUs);
-  const Ticket alone = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 3000));
-  const std::int64_t began = device->now_ns();
-  device->advance(200'000'000);
-  EXPECT_EQ(take_all(*device, a).at(alone), began + 3000 * kUs);
+  EXPECT_EQ(take_all(*device_, a_).at(long_a), b_done + kSwitchNs + 2500 * kUs);
+  const Ticket alone = submit(*device_, a_, make_stream(*device_, a_), kernel(kSmCount, 1, 3000));
+  const std::int64_t began = device_->now_ns();
+  device_->advance(200'000'000);
+  EXPECT_EQ(take_all(*device_, a_).at(alone), began + 3000 * kUs);
 }
 
 // It has a slice of the other's each time that it has had its own.
-TEST(Device, AShortSliceBesideOneThatNeverYieldsGetsNextToNothing) {
-  auto device = make_device();
-  const int a = make_context(*device);
-  const int b = make_context(*device);
-  device->set_slice(a, 1 * kUs);
-  const Ticket starved = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 100));
-  submit(*device, b, make_stream(*device, b), kernel(kSmCount, 1, 1'000'000));
-  device->advance(200'000'000);  // 99 us of its 100 take 99 rounds of 2.3 ms
-  EXPECT_FALSE(device->is_complete(starved));
-  device->advance(300'000'000);
-  EXPECT_TRUE(device->is_complete(starved));
+TEST_F(TwoContexts, AShortSliceBesideOneThatNeverYieldsGetsNextToNothing) {
+  device_->set_slice(a_, 1 * kUs);
+  const Ticket starved = submit(*device_, a_, make_stream(*device_, a_), kernel(kSmCount, 1, 100));
+  submit(*device_, b_, make_stream(*device_, b_), kernel(kSmCount, 1, 1'000'000));
+  device_->advance(200'000'000);  // 99 us of its 100 take 99 rounds of 2.3 ms
+  EXPECT_FALSE(device_->is_complete(starved));
+  device_->advance(300'000'000);
+  EXPECT_TRUE(device_->is_complete(starved));
 }
 
-TEST(Device, ContextsTakeTurnsAndAnIdleOneYields) {
-  auto device = make_device();
-  const int a = make_context(*device);
-  const int b = make_context(*device);
+TEST_F(TwoContexts, ContextsTakeTurnsAndAnIdleOneYields) {
   // Blocks far longer than a slice freeze and go on.
-  const Ticket long_a = submit(*device, a, make_stream(*device, a), kernel(kSmCount, 1, 3000));
-  const Ticket short_b = submit(*device, b, make_stream(*device, b), kernel(kSmCount, 1, 100));
-  device->advance(100'000'000);
-  const std::int64_t b_done = take_all(*device, b).at(short_b);
+  const Ticket long_a = submit(*device_, a_, make_stream(*device_, a_), kernel(kSmCount, 1, 3000));
+  const Ticket short_b = submit(*device_, b_, make_stream(*device_, b_), kernel(kSmCount, 1, 100));
+  device_->advance(100'000'000);
+  const std::int64_t b_done = take_all(*device_, b_).at(short_b);
   EXPECT_EQ(b_done, kSliceNs + kSwitchNs + 100 * kUs);
-  EXPECT_EQ(take_all(*device, a).at(long_a), b_done + kSwitchNs + (3000 * kUs - kSliceNs))
+  EXPECT_EQ(take_all(*device_, a_).at(long_a), b_done + kSwitchNs + (3000 * kUs - kSliceNs))
       << "b had nothing more and yielded";
 }
 
@@ -244,18 +240,16 @@ TEST(Device, LimitsAreErrors) {
   EXPECT_TRUE(device->consistent());
 }
 
-TEST(Device, ManyCohortsNeverOverflow) {
-  auto device = make_device();
-  const int context = make_context(*device);
+TEST_F(OneContext, ManyCohortsNeverOverflow) {
   for (int i = 0; i < 200; ++i) {
-    const int stream = make_stream(*device, context);
-    for (int k = 0; k < 5; ++k) submit(*device, context, stream, kernel(40 + i, 32, 100 + i * 7 + k));
-    device->advance(device->now_ns() + 1000);
+    const int stream = make_stream(*device_, context_);
+    for (int k = 0; k < 5; ++k) submit(*device_, context_, stream, kernel(40 + i, 32, 100 + i * 7 + k));
+    device_->advance(device_->now_ns() + 1000);
   }
-  EXPECT_TRUE(device->consistent());
-  device->advance(10'000'000'000);
-  EXPECT_EQ(take_all(*device, context).size(), 1000U);
-  EXPECT_TRUE(device->consistent());
+  EXPECT_TRUE(device_->consistent());
+  device_->advance(10'000'000'000);
+  EXPECT_EQ(take_all(*device_, context_).size(), 1000U);
+  EXPECT_TRUE(device_->consistent());
 }
 
 // ---- random schedules

@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/slack.hpp"
+#include "simulate/host_bound.hpp"
 #include "simulate/replay.hpp"
 
 namespace cudasched::simulate {
@@ -24,30 +25,6 @@ using schedule::Snapshot;
 constexpr std::int64_t kUs = 1'000;
 constexpr std::int64_t kMs = 1'000'000;
 constexpr std::int64_t kSecond = 1'000'000'000;
-
-// Durations like those of training steps on an H200 (docs/facts.md): quantiles 0, 50, 90, 99 and 100%, us.
-using Quantiles = std::array<double, 5>;
-constexpr Quantiles kTransformer{4, 63, 158, 201, 260};
-constexpr Quantiles kResnet50{3, 35, 155, 459, 480};
-
-std::int64_t draw_ns(const Quantiles& quantiles, std::mt19937_64& random) {
-  constexpr std::array<double, 5> kShares{0, 0.5, 0.9, 0.99, 1};
-  const double share = std::uniform_real_distribution(0.0, 1.0)(random);
-  std::size_t i = 1;
-  while (kShares[i] < share && i + 1 < kShares.size()) ++i;
-  const double part = (share - kShares[i - 1]) / (kShares[i] - kShares[i - 1]);
-  return static_cast<std::int64_t>(1'000 * (quantiles[i - 1] + part * (quantiles[i] - quantiles[i - 1])));
-}
-
-// A step of `launches` kernels, at whose end the program waits for the GPU.
-ReplayClient training(const Quantiles& quantiles, std::uint64_t seed, std::int64_t gap_ns = 12 * kUs,
-                      std::size_t launches = 800) {
-  std::mt19937_64 random(seed);
-  ReplayClient client;
-  client.name = "training";
-  for (std::size_t i = 0; i < launches; ++i) client.launches.push_back({gap_ns, draw_ns(quantiles, random), i == 0});
-  return client;
-}
 
 // A server whose request is one graph.
 ReplayClient server(double rate_hz, std::uint64_t seed, std::int64_t end_ns, std::int64_t graph_ns = 480 * kUs) {
@@ -62,11 +39,6 @@ ReplayClient server(double rate_hz, std::uint64_t seed, std::int64_t end_ns, std
     client.arrivals_ns.push_back(static_cast<std::int64_t>(at));
   }
   return client;
-}
-
-std::int64_t quantile(std::vector<std::int64_t> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values.at(static_cast<std::size_t>(share * static_cast<double>(values.size() - 1)));
 }
 
 ReplayResult run(const std::vector<ReplayClient>& clients, const ReplaySettings& settings) {
@@ -133,7 +105,7 @@ TEST(Replay, AloneARequestTakesItsLaunchesAndNothingElse) {
   const ReplayResult result = run(clients, settings);
   const std::int64_t alone_ns = 480 * kUs + settings.launch_ns + settings.kernel_gap_ns;
   ASSERT_FALSE(result.clients[0].latencies_ns.empty());
-  EXPECT_EQ(quantile(result.clients[0].latencies_ns, 0.5), alone_ns);
+  EXPECT_EQ(percentile_ns(result.clients[0].latencies_ns, 0.5), alone_ns);
   EXPECT_EQ(result.clients[0].met, result.clients[0].latencies_ns.size());
   EXPECT_EQ(result.switch_ns, 0);
 }
@@ -163,7 +135,7 @@ TEST(Replay, BestEffortGivesWayWhereItsSliceIsShort) {
   settings.policy = "open";
   settings.offload = false;
   settings.end_ns = 2 * kSecond;
-  const std::vector<ReplayClient> clients{server(60, 7, settings.end_ns), training({10'000}, 7, 6 * kUs)};
+  const std::vector<ReplayClient> clients{server(60, 7, settings.end_ns), trainer({10'000}, 7, 6 * kUs)};
   const auto worst = [](const ReplayResult& result) {
     const auto& latencies = result.clients[0].latencies_ns;
     return *std::max_element(latencies.begin(), latencies.end());
@@ -256,7 +228,7 @@ TEST(Replay, ALongerSliceNeverShortensTheWait) {
   settings.end_ns = 4 * kSecond;
   settings.cold_ns = 60 * kUs;
   for (const double rate_hz : {20.0, 120.0, 500.0}) {
-    const std::vector<ReplayClient> clients{server(rate_hz, 3, settings.end_ns), training({5'000}, 3, 6 * kUs)};
+    const std::vector<ReplayClient> clients{server(rate_hz, 3, settings.end_ns), trainer({5'000}, 3, 6 * kUs)};
     std::int64_t before_ns = 0;
     for (const std::int64_t slice_us : {1, 50, 200, 1'200, 2'048, 5'000}) {
       settings.best_effort_slice_ns = slice_us * kUs;
@@ -296,8 +268,8 @@ TEST(Replay, AMillionLaunchesKeepOrderAndStrictAdmission) {
         settings.log = true;
         settings.seed = ++seed;
         const std::vector<ReplayClient> clients{server(60, seed, settings.end_ns),
-                                                training({1, 10, 40, 120, 400}, seed, 6 * kUs),
-                                                training({1, 25, 90, 200, 500}, seed + 100, 9 * kUs)};
+                                                trainer({1, 10, 40, 120, 400}, seed, 6 * kUs),
+                                                trainer({1, 25, 90, 200, 500}, seed + 100, 9 * kUs)};
         const ReplayResult result = run(clients, settings);
         check_order(result, clients, sharing == Sharing::kTimeSlice);
         launches += result.launches;
@@ -342,7 +314,7 @@ TEST(Replay, SlackUsesTheSlackAndKeepsTheDeadlines) {
     for (int i = 0; i < 10; ++i) decode.launches.push_back({4 * kUs, 500 * kUs, false});
     decode.slo_ns = 10 * kMs;
     for (std::int64_t at = 3 * kMs; at < settings.end_ns; at += 10 * kMs) decode.arrivals_ns.push_back(at);
-    const std::vector<ReplayClient> clients{decode, training(kTransformer, 3)};
+    const std::vector<ReplayClient> clients{decode, trainer(kTransformerKernels, 3)};
 
     settings.policy = "strict";
     const ReplayResult strictly = run(clients, settings);
@@ -371,8 +343,8 @@ TEST(Replay, SharesOfBestEffortClientsFollowPriorities) {
     settings.sharing = sharing;
     settings.switch_ns = 50 * kUs;
     settings.end_ns = 4 * kSecond;
-    std::vector<ReplayClient> clients{server(30, 5, settings.end_ns), training(kTransformer, 6, 5 * kUs),
-                                      training(kResnet50, 7, 5 * kUs), training(kTransformer, 8, 5 * kUs)};
+    std::vector<ReplayClient> clients{server(30, 5, settings.end_ns), trainer(kTransformerKernels, 6, 5 * kUs),
+                                      trainer(kResnet50Kernels, 7, 5 * kUs), trainer(kTransformerKernels, 8, 5 * kUs)};
     clients[3].priority = 1;
     // The programs hand over faster than the GPU runs, and never wait for it: always something at the gate.
     for (std::size_t i = 1; i < clients.size(); ++i) {
@@ -424,7 +396,7 @@ TEST(Replay, TheAdaptiveLeadKeepsTheGpuBusyWithLessInFlight) {
   ReplaySettings settings;
   settings.sharing = Sharing::kOneProcess;
   settings.end_ns = 3 * kSecond;
-  const std::vector<ReplayClient> clients{server(20, 9, settings.end_ns), training({2, 15, 40, 80, 100}, 10, 5 * kUs)};
+  const std::vector<ReplayClient> clients{server(20, 9, settings.end_ns), trainer({2, 15, 40, 80, 100}, 10, 5 * kUs)};
   const auto gpu_ns = [&] { return static_cast<double>(run(clients, settings).clients[1].gpu_ns); };
   settings.lead_ns = 200 * kUs;
   const double most = gpu_ns();
@@ -442,7 +414,7 @@ TEST(Replay, ForeseenArrivalsFindTheGpuFree) {
   ReplaySettings settings;
   settings.sharing = Sharing::kOneProcess;
   settings.end_ns = 6 * kSecond;
-  ReplayClient gemm = training({1'600, 1'600, 1'600, 1'600, 1'600}, 11, 10 * kUs, 10);
+  ReplayClient gemm = trainer({1'600, 1'600, 1'600, 1'600, 1'600}, 11, 10 * kUs, 10);
   gemm.launches[0].synchronised = false;
   ReplayClient periodic = server(30, 12, settings.end_ns);
   periodic.arrivals_ns.clear();
@@ -455,8 +427,8 @@ TEST(Replay, ForeseenArrivalsFindTheGpuFree) {
   const ReplayResult blind = run(clients, settings);
   settings.foresee = true;
   const ReplayResult foreseeing = run(clients, settings);
-  EXPECT_GT(quantile(later(blind), 0.9), 1'500 * kUs);
-  EXPECT_LT(quantile(later(foreseeing), 0.99), 480 * kUs + settings.switch_ns + 50 * kUs);
+  EXPECT_GT(percentile_ns(later(blind), 0.9), 1'500 * kUs);
+  EXPECT_LT(percentile_ns(later(foreseeing), 0.99), 480 * kUs + settings.switch_ns + 50 * kUs);
   EXPECT_GT(static_cast<double>(foreseeing.clients[1].gpu_ns), 0.93 * static_cast<double>(blind.clients[1].gpu_ns));
 }
 
@@ -464,13 +436,13 @@ TEST(Replay, AHintFindsTheGpuFree) {
   ReplaySettings settings;
   settings.sharing = Sharing::kOneProcess;
   settings.end_ns = 3 * kSecond;
-  std::vector<ReplayClient> clients{server(40, 13, settings.end_ns), training(kResnet50, 14)};
+  std::vector<ReplayClient> clients{server(40, 13, settings.end_ns), trainer(kResnet50Kernels, 14)};
   const ReplayResult without = run(clients, settings);
   clients[0].expect_ns = 600 * kUs;
   const ReplayResult with = run(clients, settings);
   const std::int64_t free_ns = 480 * kUs + settings.switch_ns + 10 * kUs;
-  EXPECT_LT(quantile(with.clients[0].latencies_ns, 0.8), free_ns);
-  EXPECT_GT(quantile(without.clients[0].latencies_ns, 0.8), free_ns);
+  EXPECT_LT(percentile_ns(with.clients[0].latencies_ns, 0.8), free_ns);
+  EXPECT_GT(percentile_ns(without.clients[0].latencies_ns, 0.8), free_ns);
 }
 
 // How many launches of best effort the driver has at most, and how much GPU time that is, from `from_ns` on.
@@ -589,18 +561,18 @@ TEST(Replay, EarliestDeadlineFirstMeetsMoreDeadlines) {
 TEST(Replay, UnmanagedSharingIsWorse) {
   ReplaySettings settings;
   settings.end_ns = 4 * kSecond;
-  const std::vector<ReplayClient> clients{server(60, 30, settings.end_ns), training(kTransformer, 31)};
+  const std::vector<ReplayClient> clients{server(60, 30, settings.end_ns), trainer(kTransformerKernels, 31)};
   settings.policy = "open";
-  const std::int64_t open_ns = quantile(run(clients, settings).clients[0].latencies_ns, 0.95);
+  const double open_ns = percentile_ns(run(clients, settings).clients[0].latencies_ns, 0.95);
   settings.policy = "strict";
-  const std::int64_t strict_ns = quantile(run(clients, settings).clients[0].latencies_ns, 0.95);
+  const double strict_ns = percentile_ns(run(clients, settings).clients[0].latencies_ns, 0.95);
   EXPECT_LT(2 * strict_ns, open_ns);
 }
 
 TEST(Replay, EqualSeedsGiveEqualResults) {
   ReplaySettings settings;
   settings.end_ns = kSecond;
-  const std::vector<ReplayClient> clients{server(60, 40, settings.end_ns), training(kResnet50, 41)};
+  const std::vector<ReplayClient> clients{server(60, 40, settings.end_ns), trainer(kResnet50Kernels, 41)};
   const ReplayResult one = run(clients, settings);
   const ReplayResult other = run(clients, settings);
   EXPECT_EQ(one.clients[0].latencies_ns, other.clients[0].latencies_ns);
@@ -612,7 +584,7 @@ TEST(Replay, EqualSeedsGiveEqualResults) {
 TEST(Replay, APolicyOfOnesOwnDecidesAndNonsenseFallsOpen) {
   ReplaySettings settings;
   settings.end_ns = kSecond;
-  const std::vector<ReplayClient> clients{server(60, 50, settings.end_ns), training(kTransformer, 51)};
+  const std::vector<ReplayClient> clients{server(60, 50, settings.end_ns), trainer(kTransformerKernels, 51)};
   std::uint64_t asked = 0;
   settings.user_policy = [&](const Snapshot& snapshot) {
     ++asked;
@@ -678,7 +650,7 @@ TEST(TraceLaunches, AFullQueueOfTheDriverIsNotTheHostsTime) {
 }
 
 TEST(Replay, RefusesWhatHasNoMeaning) {
-  const ReplayClient good = training(kTransformer, 1, 5 * kUs, 10);
+  const ReplayClient good = trainer(kTransformerKernels, 1, 5 * kUs, 10);
   const auto refused = [](std::vector<ReplayClient> clients, const ReplaySettings& settings = {}) {
     EXPECT_THROW(run(clients, settings), ConfigError);
   };
@@ -744,8 +716,8 @@ TEST(Replay, RandomReplaysMakeProgress) {
       if (random() % 2 == 0) clients.back().expect_ns = 2 * kMs;
     }
     for (std::size_t i = 0; i < trainings; ++i) {
-      const Quantiles quantiles{1, 20, 200, static_cast<double>(200 + random() % 2'000), 2'300};
-      clients.push_back(training(quantiles, random(), static_cast<std::int64_t>(random() % 40'000), 100));
+      const Durations quantiles{1, 20, 200, static_cast<double>(200 + random() % 2'000), 2'300};
+      clients.push_back(trainer(quantiles, random(), static_cast<std::int64_t>(random() % 40'000), 100));
       clients.back().priority = static_cast<std::int32_t>(random() % 5) - 2;
     }
     const bool overlaps = random() % 2 == 0;

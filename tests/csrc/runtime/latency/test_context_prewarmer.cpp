@@ -92,9 +92,8 @@ TEST_F(ContextPrewarmer, DoesNothingWhereNoOtherProcessWorks) {
 
 TEST_F(ContextPrewarmer, DoesNothingWhileAStreamIsCaptured) {
   somebody_trains();
-  auto& driver = HookedDriver::instance();
-  const auto begin = driver.function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
-  const auto end = driver.function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
+  const auto begin = call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2");
+  const auto end = call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture");
   const CUstream stream = Program::new_stream();
   CUgraph graph = nullptr;
   Program::check(begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -114,20 +113,19 @@ TEST_F(ContextPrewarmer, IsNotTriedAgainWithADriverThatRefuses) {
   for (int i = 0; i < 3; ++i) ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
   EXPECT_EQ(fills, 1);
   // In the next context it is.
-  Program::check(HookedDriver::instance().function<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
+  Program::check(call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(0));
 }
 
 TEST_F(ContextPrewarmer, GoesWithItsContextHoweverThatEnds) {
   somebody_trains();
-  auto& driver = HookedDriver::instance();
   int expected = 0;
   for (const char* const end : {"cuCtxDestroy_v2", "cuCtxDetach"}) {
     CUcontext other = nullptr;
-    Program::check(driver.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
+    Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
     ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
     EXPECT_EQ(fills, ++expected) << end;
-    Program::check(driver.function<CUresult(CUcontext)>(end)(other));
-    Program::check(driver.function<CUresult(CUcontext)>("cuCtxSetCurrent")(program_.context()));
+    Program::check(call<CUresult(CUcontext)>(end)(other));
+    Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(program_.context()));
   }
   ASSERT_EQ(cudasched_expect(1), CUDASCHED_OK);
   EXPECT_EQ(fills, ++expected);

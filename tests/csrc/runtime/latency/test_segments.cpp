@@ -114,7 +114,7 @@ TEST_F(SegmentsTest, AWaitBeginsTheNextSegmentAndAQueryDoesNot) {
   const InRegion region(CUDASCHED_LATENCY, 500);
   const std::uint64_t first = latency_slot().segment.load();
   Program::check(program_.launch(1));
-  const auto query = driver_.function<CUresult(CUstream)>("cuStreamQuery");
+  const auto query = call<CUresult(CUstream)>("cuStreamQuery");
   while (query(program_.stream()) != CUDA_SUCCESS) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(latency_slot().segment.load(), first);
   Program::check(program_.launch(1));
@@ -194,8 +194,8 @@ TEST_F(SegmentsTest, AfterAWaitTheHostBacksOffAnew) {
 TEST_F(SegmentsTest, AContextThatGoesTakesNothingElseAlong) {
   for (int i = 0; i < 12; ++i) serve(6);
   CUcontext other = nullptr;
-  Program::check(driver_.function<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
-  Program::check(driver_.function<CUresult(CUcontext)>("cuCtxDestroy_v2")(other));
+  Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
+  Program::check(call<CUresult(CUcontext)>("cuCtxDestroy_v2")(other));
   program_.use_on_this_thread();
   const std::uint64_t before = latency_slot().segment.load();
   EXPECT_TRUE(eventually([&] {
@@ -225,7 +225,7 @@ void SegmentsTest::serve_the_gaps_of_another() {
   told.segment_left = schedule::pack({250 * kSecond, 200 * kSecond});
   const std::uint64_t before = submitted();
   for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
-  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   std::this_thread::sleep_for(20ms);
   EXPECT_LE(submitted(), before + 1);
   // The next one leaves enough.
@@ -237,7 +237,7 @@ void SegmentsTest::serve_the_gaps_of_another() {
   told.segment = 3;
   told.segment_late_ns = 0;
   for (std::uint64_t i = 0; i < 20; ++i) Program::check(program_.launch(i));
-  EXPECT_TRUE(eventually([&] { return driver_.table().layout().waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   std::this_thread::sleep_for(20ms);
   EXPECT_LE(program_.ran(), 41u);
   driver_.table().clear_active(other.slot());

@@ -13,15 +13,10 @@ namespace cudasched::test {
 
 inline constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-template <typename Function, typename... Arguments>
-CUresult call(const char* name, Arguments... arguments) {
-  return HookedDriver::instance().function<Function>(name)(arguments...);
-}
-
 inline CUresult allocate(CUdeviceptr& pointer, std::size_t bytes) {
-  return call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2", &pointer, bytes);
+  return call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&pointer, bytes);
 }
-inline CUresult free_memory(CUdeviceptr pointer) { return call<CUresult(CUdeviceptr)>("cuMemFree_v2", pointer); }
+inline CUresult free_memory(CUdeviceptr pointer) { return call<CUresult(CUdeviceptr)>("cuMemFree_v2")(pointer); }
 
 // Bytes that the first GPU's account of this process has.
 inline std::uint64_t held() { return runtime::memory().holdings.held(0); }

@@ -1,9 +1,6 @@
 // Giving memory back, between the engine of this process and another client: a process that stands in the same table.
 #include <gtest/gtest.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,6 +25,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::allocate;
+using test::call;
 using test::eventually;
 using test::free_memory;
 using test::HookedDriver;
@@ -36,53 +33,19 @@ using test::InRegion;
 using test::kMiB;
 using test::Program;
 
-// A process with a slot, which does `act` with it until it is killed.
-class Neighbour {
+// Holds memory, and gives some back where it is best effort.
+class Neighbour : public test::OtherClient {
  public:
-  Neighbour(Class client_class, const std::function<void(arbiter::Table&, int)>& act,
-            const std::string& directory = HookedDriver::instance().run_directory()) {
-    int ready[2];
-    if (pipe(ready) != 0) throw std::runtime_error("pipe");
-    const std::string uuid = driver::device_uuid(0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      auto table = arbiter::Table::open(directory, uuid, "test");
-      arbiter::ClientInfo client;
-      client.client_class = client_class;
-      client.name = "neighbour";
-      const int slot = table->claim(client);
-      table->memory(slot).held_bytes.store(512 * kMiB);
-      if (client_class == Class::kBestEffort) table->memory(slot).gives.store(1);
-      const auto byte = static_cast<char>(slot);
-      if (write(ready[1], &byte, 1) != 1) _exit(1);
-      for (;;) {
-        table->slot(slot).heartbeat_ns.store(now_ns());
-        act(*table, slot);
-        usleep(500);
-      }
-    }
-    char slot = -1;
-    if (read(ready[0], &slot, 1) != 1) throw std::runtime_error("the neighbour did not start");
-    slot_ = slot;
-    close(ready[0]);
-    close(ready[1]);
-  }
-  ~Neighbour() {
-    kill();
-    HookedDriver::instance().table().reap();
-  }
-  void kill() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  arbiter::SlotMemory& words() const { return HookedDriver::instance().table().memory(slot_); }
+  Neighbour(Class client_class, const Act& act, const std::string& directory = HookedDriver::instance().run_directory())
+      : OtherClient(
+            client_class, "neighbour",
+            [client_class](arbiter::Table& table, int slot) {
+              table.memory(slot).held_bytes.store(512 * kMiB);
+              if (client_class == Class::kBestEffort) table.memory(slot).gives.store(1);
+            },
+            act, directory) {}
 
- private:
-  pid_t pid_ = -1;
-  int slot_ = -1;
+  arbiter::SlotMemory& words() const { return HookedDriver::instance().table().memory(slot()); }
 };
 
 // The numbers of the open requests, the greatest.
@@ -355,17 +318,15 @@ TEST_F(Gives, ACacheIsEmptiedWhenALatencyClientAsksAndOnceForEachRequest) {
   cache.also = nullptr;
   const std::uint64_t refusals = table.memory(own).refusals.load();
   const int emptied = cache.emptied.load();
-  ASSERT_EQ(HookedDriver::instance().function<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(
-                program.stream(), CU_STREAM_CAPTURE_MODE_GLOBAL),
+  ASSERT_EQ(call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(program.stream(),
+                                                                                     CU_STREAM_CAPTURE_MODE_GLOBAL),
             CUDA_SUCCESS);
   {
     const Neighbour asker(Class::kLatency, &ask);
     EXPECT_TRUE(eventually([&] { return answers(own, asker); }));
   }
   CUgraph graph = nullptr;
-  EXPECT_EQ(
-      HookedDriver::instance().function<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program.stream(), &graph),
-      CUDA_SUCCESS);
+  EXPECT_EQ(call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program.stream(), &graph), CUDA_SUCCESS);
   EXPECT_GT(table.memory(own).refusals.load(), refusals);
   EXPECT_EQ(cache.emptied.load(), emptied);
   cudasched_use_cache(nullptr, nullptr);

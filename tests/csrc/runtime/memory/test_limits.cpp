@@ -37,8 +37,8 @@ TEST(MemoryDoor, CountsWhatAProgramAllocatesUntilItIsFreed) {
   EXPECT_EQ(held(), before + 3 * kMiB);
   CUdeviceptr pitched = 0;
   std::size_t pitch = 0;
-  ASSERT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>(
-                "cuMemAllocPitch_v2", &pitched, &pitch, 100, 4, 4)),
+  ASSERT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>("cuMemAllocPitch_v2")(
+                &pitched, &pitch, 100, 4, 4)),
             CUDA_SUCCESS);
   EXPECT_EQ(held(), before + 3 * kMiB + 4 * pitch);
   EXPECT_EQ(free_memory(pitched), CUDA_SUCCESS);
@@ -68,17 +68,17 @@ TEST(MemoryDoor, CountsPhysicalMemoryAndPools) {
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
   CUmemGenericAllocationHandle handle = 0;
-  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 2 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
-  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap", CUdeviceptr{0x7000'0000}, 2 * kMiB, std::size_t{0}, handle, 0ULL)),
+  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate")(&handle, 2 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap")(CUdeviceptr{0x7000'0000}, 2 * kMiB, std::size_t{0}, handle, 0ULL)),
             CUDA_SUCCESS);
-  EXPECT_EQ(call<decltype(cuMemRelease)>("cuMemRelease", handle), CUDA_SUCCESS);
+  EXPECT_EQ(call<decltype(cuMemRelease)>("cuMemRelease")(handle), CUDA_SUCCESS);
   EXPECT_EQ(held(), before + 2 * kMiB);
-  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap", CUdeviceptr{0x7000'0000}, 2 * kMiB)), CUDA_SUCCESS);
+  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap")(CUdeviceptr{0x7000'0000}, 2 * kMiB)), CUDA_SUCCESS);
   EXPECT_EQ(held(), before);
   CUdeviceptr pointer = 0;
-  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &pointer, 5 * kMiB, program.stream())), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync")(&pointer, 5 * kMiB, program.stream())), CUDA_SUCCESS);
   EXPECT_EQ(held(), before + 5 * kMiB);
-  EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", pointer, program.stream())), CUDA_SUCCESS);
+  EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync")(pointer, program.stream())), CUDA_SUCCESS);
   EXPECT_EQ(program.synchronize(), CUDA_SUCCESS);
   runtime::memory().refresh_pools(0);
   EXPECT_EQ(held(), before);
@@ -94,11 +94,11 @@ TEST(MemoryDoor, WhatIsFreedOnAStreamIsHeldNoMore) {
     CUdeviceptr plain = 0;
     ASSERT_EQ(allocate(plain, 3 * kMiB), CUDA_SUCCESS);
     EXPECT_EQ(held(), before + 3 * kMiB);
-    EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", plain, program.stream())), CUDA_SUCCESS);
+    EXPECT_EQ((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync")(plain, program.stream())), CUDA_SUCCESS);
     EXPECT_EQ(held(), before);
     EXPECT_EQ(program.synchronize(), CUDA_SUCCESS);
     // The driver refuses it; nothing is given back twice.
-    EXPECT_NE((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync", plain, program.stream())), CUDA_SUCCESS);
+    EXPECT_NE((call<decltype(cuMemFreeAsync)>("cuMemFreeAsync")(plain, program.stream())), CUDA_SUCCESS);
     EXPECT_EQ(held(), before);
   }
 }
@@ -137,22 +137,22 @@ TEST(MemoryDoor, ALimitRefusesEveryKindOfAllocation) {
   ASSERT_EQ(allocate(first, 3 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(allocate(other, 2 * kMiB), CUDA_ERROR_OUT_OF_MEMORY);
   std::size_t pitch = 0;
-  EXPECT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>(
-                "cuMemAllocPitch_v2", &other, &pitch, kMiB, 2, 4)),
+  EXPECT_EQ((call<CUresult(CUdeviceptr*, std::size_t*, std::size_t, std::size_t, unsigned)>("cuMemAllocPitch_v2")(
+                &other, &pitch, kMiB, 2, 4)),
             CUDA_ERROR_OUT_OF_MEMORY);
   CUmemAllocationProp properties{};
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
   CUmemGenericAllocationHandle handle = 0;
-  EXPECT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 2 * kMiB, &properties, 0ULL)),
+  EXPECT_EQ((call<decltype(cuMemCreate)>("cuMemCreate")(&handle, 2 * kMiB, &properties, 0ULL)),
             CUDA_ERROR_OUT_OF_MEMORY);
-  EXPECT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &other, 2 * kMiB, program.stream())),
+  EXPECT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync")(&other, 2 * kMiB, program.stream())),
             CUDA_ERROR_OUT_OF_MEMORY);
-  EXPECT_EQ((call<decltype(cuMemAllocFromPoolAsync)>("cuMemAllocFromPoolAsync", &other, 2 * kMiB,
-                                                     static_cast<CUmemoryPool>(nullptr), program.stream())),
+  EXPECT_EQ((call<decltype(cuMemAllocFromPoolAsync)>("cuMemAllocFromPoolAsync")(
+                &other, 2 * kMiB, static_cast<CUmemoryPool>(nullptr), program.stream())),
             CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(held(), before + 3 * kMiB);
   EXPECT_EQ(free_memory(first), CUDA_SUCCESS);
-  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync", &other, 2 * kMiB, program.stream())), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync")(&other, 2 * kMiB, program.stream())), CUDA_SUCCESS);
   EXPECT_EQ(free_memory(other), CUDA_SUCCESS);
   runtime::memory().refresh_pools(0);
   EXPECT_EQ(held(), before);
@@ -166,19 +166,19 @@ TEST(MemoryDoor, UnderALimitTheGpuIsAsLargeAsThat) {
   ASSERT_EQ(allocate(pointer, 4 * kMiB), CUDA_SUCCESS);
   std::size_t free_bytes = 0;
   std::size_t all_bytes = 0;
-  ASSERT_EQ((call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2", &free_bytes, &all_bytes)), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2")(&free_bytes, &all_bytes)), CUDA_SUCCESS);
   EXPECT_EQ(free_bytes, 6 * kMiB);
   EXPECT_EQ(all_bytes, before + 10 * kMiB);
   std::size_t size = 0;
-  ASSERT_EQ((call<decltype(cuDeviceTotalMem)>("cuDeviceTotalMem_v2", &size, CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuDeviceTotalMem)>("cuDeviceTotalMem_v2")(&size, CUdevice{0})), CUDA_SUCCESS);
   EXPECT_EQ(size, all_bytes);
   unsigned free_of_v1 = 0;
   unsigned all_of_v1 = 0;
-  ASSERT_EQ((call<CUresult(unsigned*, unsigned*)>("cuMemGetInfo", &free_of_v1, &all_of_v1)), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(unsigned*, unsigned*)>("cuMemGetInfo")(&free_of_v1, &all_of_v1)), CUDA_SUCCESS);
   EXPECT_EQ(free_of_v1, free_bytes);
   EXPECT_EQ(all_of_v1, all_bytes);
   unsigned size_of_v1 = 0;
-  ASSERT_EQ((call<CUresult(unsigned*, CUdevice)>("cuDeviceTotalMem", &size_of_v1, CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(unsigned*, CUdevice)>("cuDeviceTotalMem")(&size_of_v1, CUdevice{0})), CUDA_SUCCESS);
   EXPECT_EQ(size_of_v1, all_bytes);
   EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
 }
@@ -191,14 +191,14 @@ TEST(MemoryDoor, WhatTheDriverRefusesChangesNothing) {
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
   CUmemGenericAllocationHandle handle = 0;
-  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate", &handle, 4 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
-  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap", kAddress, 4 * kMiB, std::size_t{0}, handle, 0ULL)), CUDA_SUCCESS);
-  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 2 * kMiB)), CUDA_SUCCESS);  // of a part
-  EXPECT_EQ((call<decltype(cuMemRelease)>("cuMemRelease", handle)), CUDA_SUCCESS);
-  EXPECT_NE((call<decltype(cuMemRelease)>("cuMemRelease", handle)), CUDA_SUCCESS);  // twice
+  ASSERT_EQ((call<decltype(cuMemCreate)>("cuMemCreate")(&handle, 4 * kMiB, &properties, 0ULL)), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemMap)>("cuMemMap")(kAddress, 4 * kMiB, std::size_t{0}, handle, 0ULL)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap")(kAddress, 2 * kMiB)), CUDA_SUCCESS);  // of a part
+  EXPECT_EQ((call<decltype(cuMemRelease)>("cuMemRelease")(handle)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemRelease)>("cuMemRelease")(handle)), CUDA_SUCCESS);  // twice
   EXPECT_EQ(held(), before + 4 * kMiB);
-  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 4 * kMiB)), CUDA_SUCCESS);
-  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap", kAddress, 4 * kMiB)), CUDA_SUCCESS);
+  EXPECT_EQ((call<decltype(cuMemUnmap)>("cuMemUnmap")(kAddress, 4 * kMiB)), CUDA_SUCCESS);
+  EXPECT_NE((call<decltype(cuMemUnmap)>("cuMemUnmap")(kAddress, 4 * kMiB)), CUDA_SUCCESS);
   EXPECT_EQ(held(), before);
 }
 

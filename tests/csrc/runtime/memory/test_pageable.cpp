@@ -67,7 +67,7 @@ TEST_F(PageableTest, LooksToTheProgramAsOneAllocation) {
   CUdeviceptr begin = 0;
   std::size_t bytes = 0;
   const CUdeviceptr last = pointer + kBytes - 1;
-  ASSERT_EQ((call<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange_v2", &begin, &bytes, last)), CUDA_SUCCESS);
+  ASSERT_EQ((call<decltype(cuMemGetAddressRange)>("cuMemGetAddressRange_v2")(&begin, &bytes, last)), CUDA_SUCCESS);
   EXPECT_EQ(begin, pointer);
   EXPECT_EQ(bytes, kBytes);
   CUcontext context = nullptr;
@@ -77,15 +77,15 @@ TEST_F(PageableTest, LooksToTheProgramAsOneAllocation) {
                         CU_POINTER_ATTRIBUTE_CONTEXT, CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
   std::array<void*, 4> data{&begin, &bytes, &context, &type};
   ASSERT_EQ(
-      (call<decltype(cuPointerGetAttributes)>("cuPointerGetAttributes", 4U, attributes.data(), data.data(), last)),
+      (call<decltype(cuPointerGetAttributes)>("cuPointerGetAttributes")(4U, attributes.data(), data.data(), last)),
       CUDA_SUCCESS);
   EXPECT_EQ(begin, pointer);
   EXPECT_EQ(bytes, kBytes);
   EXPECT_EQ(context, program_.context());
   EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
   bytes = 0;
-  ASSERT_EQ((call<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute", static_cast<void*>(&bytes),
-                                                   CU_POINTER_ATTRIBUTE_RANGE_SIZE, last)),
+  ASSERT_EQ((call<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute")(static_cast<void*>(&bytes),
+                                                                            CU_POINTER_ATTRIBUTE_RANGE_SIZE, last)),
             CUDA_SUCCESS);
   EXPECT_EQ(bytes, kBytes);
 
@@ -102,7 +102,7 @@ TEST_F(PageableTest, AFreeWaitsForKernelsInFlightAndInTheRing) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 64 * kMiB), CUDA_SUCCESS);
   ASSERT_TRUE(is_ours(block));
-  ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", block, 0, 64 * kMiB)),
+  ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2")(block, 0, 64 * kMiB)),
             CUDA_SUCCESS);
   std::uint64_t values = block + 40 * kMiB;
   std::uint64_t count = block;
@@ -110,9 +110,9 @@ TEST_F(PageableTest, AFreeWaitsForKernelsInFlightAndInTheRing) {
   std::uint32_t us = 3000;
   void* parameters[] = {&values, &count, &value, &us};
   for (int i = 0; i < 5; ++i) {
-    ASSERT_EQ((call<decltype(cuLaunchKernel)>("cuLaunchKernel", program_.timed_function(), 132U, 1U, 1U, 64U, 1U, 1U,
-                                              0U, program_.stream(), static_cast<void**>(parameters),
-                                              static_cast<void**>(nullptr))),
+    ASSERT_EQ((call<decltype(cuLaunchKernel)>("cuLaunchKernel")(program_.timed_function(), 132U, 1U, 1U, 64U, 1U, 1U,
+                                                                0U, program_.stream(), static_cast<void**>(parameters),
+                                                                static_cast<void**>(nullptr))),
               CUDA_SUCCESS);
   }
   EXPECT_EQ(free_memory(block), CUDA_SUCCESS);
@@ -124,7 +124,7 @@ TEST_F(PageableTest, AFreeOnAStreamGivesBackWithTheNextAllocationThatNeedsIt) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, most), CUDA_SUCCESS);
   ASSERT_TRUE(is_ours(block));
-  EXPECT_EQ((call<CUresult(CUdeviceptr, CUstream)>("cuMemFreeAsync", block, program_.stream())), CUDA_SUCCESS);
+  EXPECT_EQ((call<CUresult(CUdeviceptr, CUstream)>("cuMemFreeAsync")(block, program_.stream())), CUDA_SUCCESS);
   EXPECT_FALSE(is_ours(block));
   EXPECT_NE(free_memory(block), CUDA_SUCCESS) << "it is free";
   CUdeviceptr next = 0;
@@ -139,8 +139,8 @@ TEST_F(PageableTest, WhileAStreamCapturesAllocationsArePlainAndFreesGoLater) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
   const std::size_t free_before = free_bytes();
-  ASSERT_EQ((call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2", program_.stream(),
-                                                           CU_STREAM_CAPTURE_MODE_RELAXED)),
+  ASSERT_EQ((call<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture_v2")(program_.stream(),
+                                                                                      CU_STREAM_CAPTURE_MODE_RELAXED)),
             CUDA_SUCCESS);
   CUdeviceptr plain = 0;
   ASSERT_EQ(allocate(plain, 4 * kMiB), CUDA_SUCCESS);
@@ -148,7 +148,7 @@ TEST_F(PageableTest, WhileAStreamCapturesAllocationsArePlainAndFreesGoLater) {
   EXPECT_EQ(free_memory(block), CUDA_SUCCESS);
   EXPECT_EQ(free_bytes(), free_before - 4 * kMiB) << "the capture is not disturbed";
   CUgraph graph = nullptr;
-  ASSERT_EQ((call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture", program_.stream(), &graph)), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program_.stream(), &graph)), CUDA_SUCCESS);
   CUdeviceptr next = 0;
   ASSERT_EQ(allocate(next, 2 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(free_memory(next), CUDA_SUCCESS);
@@ -165,9 +165,9 @@ TEST_F(PageableTest, IsNotForSmallAllocationsOtherClassesAndOtherContexts) {
   };
   plain(2 * kMiB - 1);
   CUcontext other = nullptr;
-  ASSERT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2", &other, 0U, CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0U, CUdevice{0})), CUDA_SUCCESS);
   plain(2 * kMiB);
-  ASSERT_EQ((call<CUresult(CUcontext)>("cuCtxDestroy_v2", other)), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUcontext)>("cuCtxDestroy_v2")(other)), CUDA_SUCCESS);
   program_.use_on_this_thread();
   {
     const InRegion region(CUDASCHED_LATENCY);
@@ -207,7 +207,7 @@ TEST_F(PageableTest, GoesWithTheContext) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 64 * kMiB), CUDA_SUCCESS);
   ASSERT_TRUE(is_ours(block));
-  ASSERT_EQ((call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2", CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(CUdevice{0})), CUDA_SUCCESS);
   EXPECT_FALSE(is_ours(block));
   CUcontext context = nullptr;
   Program::check(driver::table().cuDevicePrimaryCtxRetain(&context, 0));
@@ -226,8 +226,8 @@ TEST_F(PageableTest, RandomHistoriesKeepEveryByte) {
   const auto check_and_free = [&](auto block) {
     const auto [bytes, value] = block->second;
     read.resize(bytes);
-    ASSERT_EQ((call<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2", static_cast<void*>(read.data()),
-                                                               block->first, bytes)),
+    ASSERT_EQ((call<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(static_cast<void*>(read.data()),
+                                                                                  block->first, bytes)),
               CUDA_SUCCESS);
     ASSERT_TRUE(read[0] == value && std::memcmp(read.data(), read.data() + 1, bytes - 1) == 0);  // all are alike
     ASSERT_EQ(free_memory(block->first), CUDA_SUCCESS);
@@ -243,7 +243,7 @@ TEST_F(PageableTest, RandomHistoriesKeepEveryByte) {
     const auto value = static_cast<unsigned char>(random());
     ASSERT_EQ(allocate(made, bytes), CUDA_SUCCESS);
     ASSERT_TRUE(is_ours(made));
-    ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", made, value, bytes)),
+    ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2")(made, value, bytes)),
               CUDA_SUCCESS);
     blocks[made] = {bytes, value};
   }

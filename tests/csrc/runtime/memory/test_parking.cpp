@@ -68,14 +68,14 @@ class ParkingTest : public ::testing::Test {
   }
   static bool is_mapped(CUdeviceptr address) { return driver::memory_type(address) == CU_MEMORYTYPE_DEVICE; }
   static void fill(CUdeviceptr to, unsigned char value, std::size_t bytes) {
-    ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", to, value, bytes)),
+    ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2")(to, value, bytes)),
               CUDA_SUCCESS);
-    ASSERT_EQ(call<CUresult()>("cuCtxSynchronize"), CUDA_SUCCESS);
+    ASSERT_EQ(call<CUresult()>("cuCtxSynchronize")(), CUDA_SUCCESS);
   }
   static std::vector<unsigned char> read(CUdeviceptr from, std::size_t bytes) {
     std::vector<unsigned char> into(bytes);
-    EXPECT_EQ((call<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2", static_cast<void*>(into.data()), from,
-                                                               bytes)),
+    EXPECT_EQ((call<CUresult(void*, CUdeviceptr, std::size_t)>("cuMemcpyDtoH_v2")(static_cast<void*>(into.data()), from,
+                                                                                  bytes)),
               CUDA_SUCCESS);
     return into;
   }
@@ -84,9 +84,9 @@ class ParkingTest : public ::testing::Test {
     std::uint64_t count = counter;
     std::uint64_t value = 7;
     void* parameters[] = {&values, &count, &value, &us};
-    return call<decltype(cuLaunchKernel)>("cuLaunchKernel", program_.timed_function(), 132U, 1U, 1U, 64U, 1U, 1U, 0U,
-                                          program_.stream(), static_cast<void**>(parameters),
-                                          static_cast<void**>(nullptr));
+    return call<decltype(cuLaunchKernel)>("cuLaunchKernel")(program_.timed_function(), 132U, 1U, 1U, 64U, 1U, 1U, 0U,
+                                                            program_.stream(), static_cast<void**>(parameters),
+                                                            static_cast<void**>(nullptr));
   }
   struct Settings {
     explicit Settings(const char* host_memory) {
@@ -114,8 +114,8 @@ TEST_F(ParkingTest, UnmapsEveryPageAndBringsEveryByteBack) {
   std::vector<unsigned char> bytes(kBytes);
   std::mt19937 random(1);  // NOLINT(cert-msc32-c,cert-msc51-cpp): the same each time
   for (unsigned char& each : bytes) each = static_cast<unsigned char>(random());
-  ASSERT_EQ((call<CUresult(CUdeviceptr, const void*, std::size_t)>("cuMemcpyHtoD_v2", block,
-                                                                   static_cast<const void*>(bytes.data()), kBytes)),
+  ASSERT_EQ((call<CUresult(CUdeviceptr, const void*, std::size_t)>("cuMemcpyHtoD_v2")(
+                block, static_cast<const void*>(bytes.data()), kBytes)),
             CUDA_SUCCESS);
   program_.synchronize();  // the copy's thread has returned from it
   ASSERT_TRUE(park(72 * kMiB));
@@ -159,8 +159,8 @@ TEST_F(ParkingTest, CallsWaitWhileItIsAwayAndHaveTheirEffectAfterwards) {
   on_a_thread([&] { EXPECT_EQ(read(block + 63 * kMiB, 8)[0], 0); });
   on_a_thread([&] {
     CUdeviceptr begin = 0;
-    EXPECT_EQ((call<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute", static_cast<void*>(&begin),
-                                                     CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block)),
+    EXPECT_EQ((call<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute")(static_cast<void*>(&begin),
+                                                                              CU_POINTER_ATTRIBUTE_MEMORY_TYPE, block)),
               CUDA_SUCCESS);
   });
   on_a_thread([&] {
@@ -172,11 +172,11 @@ TEST_F(ParkingTest, CallsWaitWhileItIsAwayAndHaveTheirEffectAfterwards) {
   on_a_thread([&] {
     CUgraph graph = nullptr;
     CUgraphNode node = nullptr;
-    EXPECT_EQ((call<CUresult(CUgraph*, unsigned)>("cuGraphCreate", &graph, 0U)), CUDA_SUCCESS);
+    EXPECT_EQ((call<CUresult(CUgraph*, unsigned)>("cuGraphCreate")(&graph, 0U)), CUDA_SUCCESS);
     CUDA_MEMSET_NODE_PARAMS fills{
         .dst = block + 40 * kMiB, .pitch = 0, .value = 3, .elementSize = 1, .width = 64, .height = 1};
-    EXPECT_EQ((call<decltype(cuGraphAddMemsetNode)>(
-                  "cuGraphAddMemsetNode", &node, graph, static_cast<const CUgraphNode*>(nullptr), std::size_t{0},
+    EXPECT_EQ((call<decltype(cuGraphAddMemsetNode)>("cuGraphAddMemsetNode")(
+                  &node, graph, static_cast<const CUgraphNode*>(nullptr), std::size_t{0},
                   static_cast<const CUDA_MEMSET_NODE_PARAMS*>(&fills), program_.context())),
               CUDA_SUCCESS);
   });
@@ -301,8 +301,8 @@ TEST_F(ParkingTest, AGpuThatDoesNotBecomeIdleEndsTheAttemptAndNotTheProgram) {
   // The simulated driver runs host functions on a thread that asks it something: the giver's is to be there before.
   ASSERT_TRUE(eventually([] { return pager().movable() == 4 * kMiB; }));
   static std::atomic<bool> may_end;
-  ASSERT_EQ((call<CUresult(CUstream, CUhostFn, void*)>(
-                "cuLaunchHostFunc", program_.stream(),
+  ASSERT_EQ((call<CUresult(CUstream, CUhostFn, void*)>("cuLaunchHostFunc")(
+                program_.stream(),
                 +[](void*) {
                   while (!may_end) std::this_thread::yield();
                 },
@@ -312,7 +312,7 @@ TEST_F(ParkingTest, AGpuThatDoesNotBecomeIdleEndsTheAttemptAndNotTheProgram) {
   want(true);
   ASSERT_TRUE(eventually([] { return driver::barrier().closed(); }));
   // Waits for the mover, and then not any more.
-  ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", block, 1, 0)), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2")(block, 1, 0)), CUDA_SUCCESS);
   want(false);
   may_end = true;
   program_.synchronize();
@@ -326,7 +326,7 @@ TEST_F(ParkingTest, MemoryThatOthersMayUseStays) {
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
   ASSERT_TRUE(eventually([] { return pager().movable() == 4 * kMiB; }));
   CUcontext other = nullptr;
-  ASSERT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2", &other, 0U, CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0U, CUdevice{0})), CUDA_SUCCESS);
   want(true);
   EXPECT_TRUE(eventually([] { return pager().movable() == 0; }));
   EXPECT_EQ(pager().away(), 0U);
@@ -338,7 +338,7 @@ TEST_F(ParkingTest, AResetOfTheContextEndsIt) {
   ASSERT_EQ(allocate(block, 64 * kMiB), CUDA_SUCCESS);
   const std::size_t free_before = free_bytes();
   ASSERT_TRUE(park(64 * kMiB));
-  ASSERT_EQ((call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2", CUdevice{0})), CUDA_SUCCESS);
+  ASSERT_EQ((call<CUresult(CUdevice)>("cuDevicePrimaryCtxReset_v2")(CUdevice{0})), CUDA_SUCCESS);
   EXPECT_EQ(pager().away(), 0U);
   EXPECT_FALSE(driver::barrier().closed());
   CUcontext context = nullptr;
@@ -372,7 +372,7 @@ TEST_F(ParkingTest, AProcessEndsWhileItsMemoryIsAway) {
   ASSERT_EQ(count_in(block, 0), CUDA_SUCCESS);
   std::thread waits([&] {
     program_.use_on_this_thread();
-    EXPECT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2", block, 0, 8)),
+    EXPECT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t)>("cuMemsetD8_v2")(block, 0, 8)),
               CUDA_ERROR_DEINITIALIZED);
   });
   ended_ = true;
@@ -411,8 +411,8 @@ void ParkingTest::keep_every_byte(int steps) {
     };
     std::map<CUdeviceptr, Block> blocks;
     const auto set = [&](CUdeviceptr to, int value, std::size_t bytes) {
-      ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream)>(
-                    "cuMemsetD8Async", to, static_cast<unsigned char>(value), bytes, stream)),
+      ASSERT_EQ((call<CUresult(CUdeviceptr, unsigned char, std::size_t, CUstream)>("cuMemsetD8Async")(
+                    to, static_cast<unsigned char>(value), bytes, stream)),
                 CUDA_SUCCESS);
     };
     const auto check = [&](CUdeviceptr at, const Block& block) {
@@ -449,10 +449,10 @@ void ParkingTest::keep_every_byte(int steps) {
         std::uint64_t value = step;
         std::uint32_t us = 20;
         void* parameters[] = {&values, &count, &value, &us};
-        ASSERT_EQ(
-            (call<decltype(cuLaunchKernel)>("cuLaunchKernel", program_.timed_function(), 132U, 1U, 1U, 64U, 1U, 1U, 0U,
-                                            stream, static_cast<void**>(parameters), static_cast<void**>(nullptr))),
-            CUDA_SUCCESS);
+        ASSERT_EQ((call<decltype(cuLaunchKernel)>("cuLaunchKernel")(program_.timed_function(), 132U, 1U, 1U, 64U, 1U,
+                                                                    1U, 0U, stream, static_cast<void**>(parameters),
+                                                                    static_cast<void**>(nullptr))),
+                  CUDA_SUCCESS);
         ++block->second.count;
       }
     }

@@ -31,12 +31,13 @@ std::uint64_t whole(WholeReason reason) {
   return runtime::engine().slices().counts().whole[static_cast<std::size_t>(reason)].graphs;
 }
 
-class Sliced : public GraphProgram {};
+class Sliced : public GraphProgram {
+ protected:
+  const InRegion region_{CUDASCHED_BEST_EFFORT};
+};
 
 TEST_F(Sliced, AChainRunsInOrderHoweverOftenItIsLaunched) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
+  CUgraph graph = chain_graph(1, 40);
   CUgraphExec exec = instantiate(graph);
   destroy(graph);  // as PyTorch does
   ASSERT_TRUE(has_slices(exec));
@@ -50,10 +51,7 @@ TEST_F(Sliced, AChainRunsInOrderHoweverOftenItIsLaunched) {
 
 TEST_F(Sliced, OnlyBesideALatencyClient) {
   configure(When::kAuto);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   const std::uint64_t builds = slices().counts().builds;
   for (int i = 0; i < 50; ++i) {
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -75,7 +73,7 @@ TEST_F(Sliced, OnlyBesideALatencyClient) {
   EXPECT_EQ(state().sliced_launches, sliced);  // whole again
 }
 
-TEST_F(Sliced, TheGateClosesBetweenTwoSlices) {
+TEST_F(GraphProgram, TheGateClosesBetweenTwoSlices) {
   {
     const InRegion request(CUDASCHED_LATENCY);  // makes the client known
     ASSERT_EQ(program_.launch(9'999), CUDA_SUCCESS);
@@ -83,8 +81,7 @@ TEST_F(Sliced, TheGateClosesBetweenTwoSlices) {
   }
   {
     const InRegion region(CUDASCHED_BEST_EFFORT);
-    CUgraph graph = new_graph();
-    chain(graph, 1, 2'000);
+    CUgraph graph = chain_graph(1, 2'000);
     CUgraphExec exec = instantiate(graph);
     ASSERT_TRUE(has_slices(exec));
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -92,7 +89,7 @@ TEST_F(Sliced, TheGateClosesBetweenTwoSlices) {
   ASSERT_TRUE(eventually([&] { return program_.ran() > 0; }));
   {
     const InRegion request(CUDASCHED_LATENCY);
-    ASSERT_TRUE(eventually([&] { return HookedDriver::instance().table().layout().waiting.load() != 0; }));
+    ASSERT_TRUE(eventually(someone_waits));
     // Nothing of it is submitted any more: what was in flight ends, and the rest stays.
     std::uint64_t seen = 0;
     ASSERT_TRUE(eventually([&] {
@@ -106,21 +103,8 @@ TEST_F(Sliced, TheGateClosesBetweenTwoSlices) {
 
 // Kernels that take far longer than anybody would predict: the first slices hold several.
 TEST_F(Sliced, SlicesThatTurnOutLongAreCutAgain) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUmodule module = nullptr;
-  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-      &module, "cudasched-sim 1\nkernel slow params=8,8,8 block_us=400 blocks_per_sm=4 effect=append\n"));
-  CUfunction slow = nullptr;
-  Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&slow, module, "slow"));
-  CUgraph graph = new_graph();
-  CUgraphNode last = nullptr;
-  for (std::uint64_t i = 1; i <= 20; ++i) {
-    Parameters parameters(program_, i);
-    parameters.node.func = slow;
-    Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&last, graph, &last, i > 1 ? 1 : 0,
-                                                                                   &parameters.node));
-  }
-  CUgraphExec exec = instantiate(graph);
+  CUfunction slow = load("kernel slow params=8,8,8 block_us=400 blocks_per_sm=4 effect=append", "slow");
+  CUgraphExec exec = instantiate(chain_graph(1, 20, slow));
   OtherClient other(/*active=*/false);
   ASSERT_TRUE(has_slices(exec));
   EXPECT_LT(slices().counts().slices, 20U);
@@ -135,7 +119,6 @@ TEST_F(Sliced, SlicesThatTurnOutLongAreCutAgain) {
 }
 
 TEST_F(Sliced, BranchesKeepTheirOrder) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   std::vector<std::pair<std::uint64_t, std::uint64_t>> before;
   CUgraphNode last = kernel(graph, 1);
@@ -169,10 +152,7 @@ TEST_F(Sliced, BranchesKeepTheirOrder) {
 }
 
 TEST_F(Sliced, LaunchesOnOtherStreamsRunOneAfterAnother) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   ASSERT_TRUE(has_slices(exec));
   std::vector<CUstream> streams{program_.stream(), Program::new_stream(), Program::new_stream()};
   const std::uint64_t before = state().sliced_launches;
@@ -188,9 +168,8 @@ TEST_F(Sliced, LaunchesOnOtherStreamsRunOneAfterAnother) {
   EXPECT_EQ(ran(), numbers(1, 40, 35));
 }
 
-TEST_F(Sliced, ADirectLaunchElsewhereComesBehindTheSlices) {
-  CUgraph graph = new_graph();
-  chain(graph, 1, 100);
+TEST_F(GraphProgram, ADirectLaunchElsewhereComesBehindTheSlices) {
+  CUgraph graph = chain_graph(1, 100);
   CUgraphExec exec = nullptr;
   CUstream other = Program::new_stream();
   {
@@ -209,11 +188,8 @@ TEST_F(Sliced, ADirectLaunchElsewhereComesBehindTheSlices) {
 }
 
 TEST_F(Sliced, IsDestroyedWhileItIsQueued) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   for (int round = 0; round < 5; ++round) {
-    CUgraph graph = new_graph();
-    chain(graph, 1, 40);
-    CUgraphExec exec = instantiate(graph);
+    CUgraphExec exec = new_chain().exec;
     ASSERT_TRUE(has_slices(exec));
     for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     destroy(exec);
@@ -224,26 +200,17 @@ TEST_F(Sliced, IsDestroyedWhileItIsQueued) {
   }
 }
 
-CUresult update(CUgraphExec exec, CUgraph graph) {
-  CUgraphExecUpdateResultInfo info{};
-  return call<decltype(cuGraphExecUpdate)>("cuGraphExecUpdate_v2")(exec, graph, &info);
-}
-
 TEST_F(Sliced, AnUpdatedGraphRunsAsItIsNowAndKeepsItsSlices) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   ASSERT_TRUE(has_slices(exec));
   const State before = state();
   std::vector<std::uint64_t> wanted;
   for (std::uint64_t i = 0; i < 20; ++i) {  // at each launch
-    CUgraph changed = new_graph();
-    chain(changed, 100 * i, 40);
+    CUgraph changed = chain_graph(100 * i, 40);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     ASSERT_EQ(update(exec, changed), CUDA_SUCCESS);
     destroy(changed);
-    for (const std::uint64_t each : numbers(i == 0 ? 1 : 100 * (i - 1), 40)) wanted.push_back(each);
+    append(wanted, numbers(i == 0 ? 1 : 100 * (i - 1), 40));
   }
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 20U);
@@ -252,17 +219,13 @@ TEST_F(Sliced, AnUpdatedGraphRunsAsItIsNowAndKeepsItsSlices) {
 
 // From its first launch on, before there can be slices.
 TEST_F(Sliced, AGraphThatIsUpdatedAtEachLaunchGetsSlices) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graphs[] = {new_graph(), new_graph()};
-  chain(graphs[0], 1, 40);
-  chain(graphs[1], 101, 40);
+  CUgraph graphs[] = {chain_graph(1, 40), chain_graph(101, 40)};
   CUgraphExec exec = instantiate(graphs[0]);
   const std::uint64_t before = state().sliced_launches;
   for (std::uint64_t turn = 1; turn < 3'000 && state().sliced_launches < before + 20; ++turn) {
     ASSERT_EQ(update(exec, graphs[turn % 2]), CUDA_SUCCESS);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    ASSERT_EQ(ran(), numbers(turn % 2 == 0 ? 1 : 101, 40));
-    clear_log();
+    ASSERT_EQ(take_log(), numbers(turn % 2 == 0 ? 1 : 101, 40));
   }
   EXPECT_GE(state().sliced_launches, before + 20);
   EXPECT_EQ(slices().counts().graphs_sliced, 1U);
@@ -270,18 +233,11 @@ TEST_F(Sliced, AGraphThatIsUpdatedAtEachLaunchGetsSlices) {
 
 // Which node of its graph another graph's nodes were paired with is not known: a change of one means no more slices.
 TEST_F(Sliced, ANodeThatChangesAfterAnUpdateRunsAsItIsNow) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraph other = new_graph();
-  chain(other, 101, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraph other = chain_graph(101, 40);
+  const auto [nodes, exec] = new_chain();
   ASSERT_TRUE(has_slices(exec));
   ASSERT_EQ(update(exec, other), CUDA_SUCCESS);
-  const Parameters parameters(program_, 999);
-  ASSERT_EQ(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(exec, nodes[5],
-                                                                                                &parameters.node),
-            CUDA_SUCCESS);
+  set_value(exec, nodes[5], 999);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted = numbers(101, 40);
   wanted[5] = 999;
@@ -291,10 +247,7 @@ TEST_F(Sliced, ANodeThatChangesAfterAnUpdateRunsAsItIsNow) {
 }
 
 TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   ASSERT_TRUE(has_slices(exec));
   const State before = state();
   std::vector<std::uint64_t> now = numbers(1, 40);
@@ -302,24 +255,16 @@ TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
   for (std::uint64_t i = 0; i < 60; ++i) {
     const auto place = static_cast<std::size_t>(i * 7 % 40);
     now[place] = 1'000 + i;
-    Parameters parameters(program_, now[place]);
     if (i % 3 == 0) {
-      CUgraphNodeParams any{};
-      any.type = CU_GRAPH_NODE_TYPE_KERNEL;
-      any.kernel.func = parameters.node.func;
-      any.kernel.gridDimX = parameters.node.gridDimX;
-      any.kernel.gridDimY = any.kernel.gridDimZ = any.kernel.blockDimY = any.kernel.blockDimZ = 1;
-      any.kernel.blockDimX = parameters.node.blockDimX;
-      any.kernel.kernelParams = parameters.list;
+      const Parameters parameters(program_, now[place]);
+      CUgraphNodeParams any = parameters.of_any_node();
       ASSERT_EQ(call<decltype(cuGraphExecNodeSetParams)>("cuGraphExecNodeSetParams")(exec, nodes[place], &any),
                 CUDA_SUCCESS);
     } else {
-      ASSERT_EQ(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(exec, nodes[place],
-                                                                                                    &parameters.node),
-                CUDA_SUCCESS);
+      set_value(exec, nodes[place], now[place]);
     }
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    wanted.insert(wanted.end(), now.begin(), now.end());
+    append(wanted, now);
   }
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 60U);
@@ -327,19 +272,14 @@ TEST_F(Sliced, ANodeThatChangesRunsAsItIsNowInItsSlice) {
 }
 
 TEST_F(Sliced, ANodeThatChangedBeforeTheSlicesWereBuiltIsInThem) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   std::vector<std::uint64_t> now = numbers(1, 40);
   // While they are being built, at whatever moment.
   std::uint64_t changes = 0;
   ASSERT_TRUE(eventually([&] {
     const auto place = static_cast<std::size_t>(changes * 11 % 40);
     now[place] = 1'000 + changes++;
-    const Parameters parameters(program_, now[place]);
-    Program::check(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(
-        exec, nodes[place], &parameters.node));
+    set_value(exec, nodes[place], now[place]);
     Program::check(launch(exec));
     Program::check(program_.synchronize());
     const bool is_right = std::equal(now.begin(), now.end(), program_.log() + 1);
@@ -349,27 +289,21 @@ TEST_F(Sliced, ANodeThatChangedBeforeTheSlicesWereBuiltIsInThem) {
   }));
   for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted;
-  for (int i = 0; i < 5; ++i) wanted.insert(wanted.end(), now.begin(), now.end());
+  for (int i = 0; i < 5; ++i) append(wanted, now);
   EXPECT_EQ(ran(), wanted);
 }
 
 TEST_F(Sliced, ANodeThatIsDisabledDoesNotRunInItsSlice) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  const auto enable = [&](std::size_t place, unsigned enabled) {
-    Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, nodes[place], enabled));
-  };
-  enable(3, 0);  // before there are slices
+  const auto [nodes, exec] = new_chain();
+  enable(exec, nodes[3], false);  // before there are slices
   ASSERT_TRUE(has_slices(exec));
-  enable(30, 0);
+  enable(exec, nodes[30], false);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted = numbers(1, 40);
   std::erase_if(wanted, [](std::uint64_t each) { return each == 4 || each == 31; });
   EXPECT_EQ(ran(), wanted);
-  enable(3, 1);
-  enable(30, 1);
+  enable(exec, nodes[3], true);
+  enable(exec, nodes[30], true);
   clear_log();
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40));
@@ -378,7 +312,6 @@ TEST_F(Sliced, ANodeThatIsDisabledDoesNotRunInItsSlice) {
 
 // Fills, copies and host functions.
 TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   CUcontext const context = program_.context();
   CUdeviceptr memory = 0;
@@ -387,20 +320,12 @@ TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
   Program::check(call<CUresult(void**, std::size_t)>("cuMemAllocHost_v2")(&host, 64));
   auto* const words = static_cast<std::uint32_t*>(host);
   std::vector<CUgraphNode> nodes = chain(graph, 1, 20);
-  CUDA_MEMSET_NODE_PARAMS fill{};
-  fill.dst = memory;
-  fill.elementSize = 4;
-  fill.width = 4;
-  fill.height = 1;
+  CUDA_MEMSET_NODE_PARAMS fill = fill_of(memory);
   fill.value = 7;
   CUgraphNode const fill_node = add(graph, fill, nodes.back());
-  CUDA_MEMCPY3D copy{};
-  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = memory;
+  CUDA_MEMCPY3D copy = copy_of(memory);
   copy.dstMemoryType = CU_MEMORYTYPE_HOST;
   copy.dstHost = words;
-  copy.WidthInBytes = 16;
-  copy.Height = copy.Depth = 1;
   CUgraphNode const copy_node = add(graph, copy, fill_node);
   CUDA_HOST_NODE_PARAMS function{};
   function.fn = [](void* where) { ++*static_cast<std::atomic<int>*>(where); };
@@ -440,14 +365,9 @@ TEST_F(Sliced, OtherNodesThatChangeRunAsTheyAreNow) {
 }
 
 TEST_F(Sliced, AnUpdateThatTheDriverRefusesChangesNothing) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   ASSERT_TRUE(has_slices(exec));
-  CUgraph other = new_graph();
-  chain(other, 101, 41);
-  ASSERT_NE(update(exec, other), CUDA_SUCCESS);
+  ASSERT_NE(update(exec, chain_graph(101, 41)), CUDA_SUCCESS);
   EXPECT_EQ(slices().counts().graphs_sliced, 1U);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40));
@@ -455,14 +375,8 @@ TEST_F(Sliced, AnUpdateThatTheDriverRefusesChangesNothing) {
 
 TEST_F(Sliced, GraphsStayWholeForAReason) {
   configure(When::kAlways, 1'000'000);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph empty = new_graph();
-  CUgraph one = new_graph();
-  kernel(one, 1);
-  CUgraph two = new_graph();
-  chain(two, 1, 2);
-  for (CUgraph graph : {empty, one, two}) {
-    CUgraphExec exec = instantiate(graph);
+  for (const std::uint64_t kernels : {0, 1, 2}) {
+    CUgraphExec exec = instantiate(chain_graph(1, kernels));
     for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   }
   EXPECT_EQ(ran().size(), 9U);
@@ -487,19 +401,9 @@ class Huge : public Sliced {
 #endif
 
   Huge() {
-    Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-        &module_, "cudasched-sim 1\nkernel quiet params=8 block_us=1 blocks_per_sm=4\n"));
-    Program::check(
-        call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&quiet_, module_, "quiet"));
     CUgraph graph = new_graph();
-    CUgraphNode last = nullptr;
-    for (std::size_t i = 0; i < kNodes; ++i) {
-      Parameters parameters(program_, i);
-      parameters.node.func = quiet_;
-      Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&last, graph, &last, i > 0 ? 1 : 0,
-                                                                                     &parameters.node));
-    }
-    kernel(graph, 1, {last});  // the end
+    CUfunction quiet = load("kernel quiet params=8 block_us=1 blocks_per_sm=4", "quiet");
+    kernel(graph, 1, {chain(graph, 0, kNodes, quiet).back()});  // the end
     exec_ = instantiate(graph);
     destroy(graph);
   }
@@ -516,41 +420,27 @@ class Huge : public Sliced {
     EXPECT_EQ(state().sliced_launches, 0U);
   }
 
-  CUmodule module_ = nullptr;
-  CUfunction quiet_ = nullptr;
   CUgraphExec exec_ = nullptr;
-  const InRegion region_{CUDASCHED_BEST_EFFORT};
 };
 
 TEST_F(Huge, OneThatTakesTooLongToCutGoesWhole) {
-  runtime::SliceSettings settings;
-  settings.when = When::kAlways;
-  settings.most_build_ns = kNsPerMs;
-  slices().configure(settings);
+  slices().configure({.when = When::kAlways, .most_build_ns = kNsPerMs});
   expect_whole(WholeReason::kTooSlow);
 }
 
 TEST_F(Huge, OneWhoseSlicesWouldTakeTooMuchMemoryGoesWhole) {
-  runtime::SliceSettings settings;
-  settings.when = When::kAlways;
-  settings.most_bytes = 10'000'000;
-  settings.most_build_ns = 60 * kNsPerSecond;
-  slices().configure(settings);
+  configure(When::kAlways, runtime::SliceSettings{}.slice_ns, /*most_bytes=*/10'000'000);
   expect_whole(WholeReason::kOverBudget);
 }
 
 // Other graphs' slices had the memory; they may be gone since.
 TEST_F(Sliced, AGraphThatWentOverTheBudgetIsTriedAgainWhenItHasBeenLaunchedAsOftenAgain) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   configure(When::kAlways, 30'000, /*most_bytes=*/1);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   std::size_t launches = 0;
   const auto launch_again = [&] {
     EXPECT_EQ(launch(exec), CUDA_SUCCESS);
-    EXPECT_EQ(ran(), numbers(1, 40));
-    clear_log();
+    EXPECT_EQ(take_log(), numbers(1, 40));
     ++launches;
   };
   EXPECT_TRUE(eventually([&] {
@@ -573,14 +463,9 @@ TEST_F(Sliced, AGraphThatWentOverTheBudgetIsTriedAgainWhenItHasBeenLaunchedAsOft
 }
 
 TEST_F(Huge, OneThatMayTakeTheTimeAndMemoryIsCut) {
-  runtime::SliceSettings settings;
-  settings.when = When::kAlways;
-  settings.slice_ns = 5 * kNsPerMs;
-  settings.most_build_ns = 200 * kNsPerSecond;
-  slices().configure(settings);
+  slices().configure({.when = When::kAlways, .slice_ns = 5 * kNsPerMs, .most_build_ns = 200 * kNsPerSecond});
   for (int i = 0; i < 2; ++i) ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
-  EXPECT_EQ(ran().size(), 2U);
-  clear_log();
+  EXPECT_EQ(take_log().size(), 2U);
   ASSERT_TRUE(eventually([&] { return slices().counts().graphs_sliced == 1; }));
   EXPECT_GT(slices().counts().slices, 10U);
   ASSERT_EQ(launch(exec_), CUDA_SUCCESS);
@@ -590,18 +475,16 @@ TEST_F(Huge, OneThatMayTakeTheTimeAndMemoryIsCut) {
 
 TEST_F(Sliced, NothingIsClonedWhereItIsOff) {
   configure(When::kOff);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   EXPECT_EQ(driver::registry().slices(exec), nullptr);
   for (int i = 0; i < 5; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran(), numbers(1, 40, 5));
 }
 
-runtime::Sliced::State state_of(CUgraphExec exec) {
-  return static_cast<const runtime::Sliced*>(driver::registry().slices(exec))->state.load();
+const runtime::Sliced* sliced_of(CUgraphExec exec) {
+  return static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
 }
+runtime::Sliced::State state_of(CUgraphExec exec) { return sliced_of(exec)->state.load(); }
 
 // The builder has begun with `exec`, and does no more while this lives. The thread has launched before: what it sets up
 // then takes the engine's lock, which comes before the builder's.
@@ -620,10 +503,8 @@ class AtTheFirstStep {
 
 // The functions of a graph that is launched no more may be gone: nothing looks at them.
 TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  const std::vector<CUgraphExec> execs = chains({1, 101});
-  CUmodule module = nullptr;
-  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
+  CUgraphExec const execs[] = {new_chain(1).exec, new_chain(101).exec};
+  CUmodule module = Program::load(kImage);
   Program::check(program_.launch(0));
   const State before = state();
   std::thread unloads;
@@ -653,8 +534,7 @@ TEST_F(Sliced, NothingIsBuiltOfAGraphThatWasNotLaunchedSinceAModuleWasUnloaded) 
 
 // Most graphs of a program may be: none of them waits for the builder's step.
 TEST_F(Sliced, AGraphThatIsNeverClonedIsInstantiatedBesideABuild) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraphExec exec = chains({1}).front();
+  CUgraphExec exec = new_chain().exec;
   CUgraph one = new_graph();
   kernel(one, 101);
   Program::check(program_.launch(0));
@@ -674,14 +554,13 @@ TEST_F(Sliced, AGraphThatIsNeverClonedIsInstantiatedBesideABuild) {
 
 // cuGraphExecDestroy has come as far as the registry, and waits for the builder: what is missing there is no fault.
 TEST_F(Sliced, AGraphThatIsBeingDestroyedWhileItIsBuiltIsNoFailure) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraphExec exec = chains({1}).front();
+  CUgraphExec exec = new_chain().exec;
   Program::check(program_.launch(0));
   const State before = state();
   const runtime::Sliced* sliced = nullptr;
   {
     const AtTheFirstStep step(slices(), exec, program_.stream());
-    sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+    sliced = sliced_of(exec);
     driver::registry().forget(exec);
   }
   ASSERT_TRUE(eventually([&] { return sliced->state.load() != runtime::Sliced::State::kBuilding; }));
@@ -696,8 +575,7 @@ TEST_F(Sliced, AGraphIsDestroyedAtExitThoughTheBuilderWasAtIt) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exits = [&] {
     alarm(60);  // against a hang alone
-    const InRegion region(CUDASCHED_BEST_EFFORT);
-    CUgraphExec exec = chains({1}).front();
+    CUgraphExec exec = new_chain().exec;
     Program::check(program_.launch(0));
     {
       const AtTheFirstStep step(slices(), exec, program_.stream());
@@ -710,25 +588,13 @@ TEST_F(Sliced, AGraphIsDestroyedAtExitThoughTheBuilderWasAtIt) {
   EXPECT_EXIT(exits(), ::testing::ExitedWithCode(0), "");
 }
 
-// The values of the first kernels of slices, in the order in which they are made.
+// The values of the kernels of slices, in the order in which the slices are made.
 struct Built {
   std::mutex mutex;
-  std::vector<std::uint64_t> values;
   std::vector<std::vector<std::uint64_t>> slices;
   decltype(cuGraphInstantiateWithFlags)* instantiate = nullptr;
 } built;
 CUresult note_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
-  CUgraphNode first = nullptr;
-  std::size_t count = 1;
-  CUDA_KERNEL_NODE_PARAMS parameters{};
-  Program::check(driver::table().cuGraphGetNodes(graph, &first, &count));
-  Program::check(driver::table().cuGraphKernelNodeGetParams(first, &parameters));
-  const std::scoped_lock lock(built.mutex);
-  built.values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
-  return built.instantiate(exec, graph, flags);
-}
-
-CUresult note_all_built(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
   std::vector<CUgraphNode> nodes(200);
   std::size_t count = nodes.size();
   Program::check(driver::table().cuGraphGetNodes(graph, nodes.data(), &count));
@@ -739,16 +605,21 @@ CUresult note_all_built(CUgraphExec* exec, CUgraph graph, unsigned long long fla
     values.push_back(*static_cast<std::uint64_t*>(parameters.kernelParams[2]));
   }
   const std::scoped_lock lock(built.mutex);
-  if (count < 91) built.slices.push_back(std::move(values));  // the whole graph is instantiated, too
+  if (count < 91) built.slices.push_back(std::move(values));  // a whole graph is instantiated, too
   return built.instantiate(exec, graph, flags);
+}
+// From here on, until what it returns is gone.
+auto note_slices() {
+  built.slices.clear();
+  built.instantiate = driver::table().cuGraphInstantiateWithFlags;
+  return Replaced(driver::table().cuGraphInstantiateWithFlags, &note_built);
 }
 
 TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   const std::vector<int> launches{2, 3, 9, 5, 4};
-  const std::vector<CUgraphExec> execs = chains({0, 100, 200, 300, 400});
-  built.instantiate = driver::table().cuGraphInstantiateWithFlags;
-  const Replaced noted(driver::table().cuGraphInstantiateWithFlags, &note_built);
+  std::vector<CUgraphExec> execs;
+  for (const std::uint64_t first : {0, 100, 200, 300, 400}) execs.push_back(new_chain(first).exec);
+  const auto noted = note_slices();
   Program::check(program_.launch(0));
   {
     const AtTheFirstStep step(slices(), execs[0], program_.stream());
@@ -759,18 +630,16 @@ TEST_F(Sliced, TheGraphThatIsLaunchedMostIsBuiltFirst) {
   }
   ASSERT_TRUE(eventually([&] { return slices().counts().graphs_sliced == execs.size(); }));
   std::vector<std::uint64_t> order;
-  for (const std::uint64_t value : built.values) {
-    if (order.empty() || order.back() != value / 100) order.push_back(value / 100);
+  for (const std::vector<std::uint64_t>& slice : built.slices) {
+    const std::uint64_t graph = slice.front() / 100;
+    if (order.empty() || order.back() != graph) order.push_back(graph);
   }
   EXPECT_EQ(order, (std::vector<std::uint64_t>{0, 2, 3, 4, 1}));
 }
 
 TEST_F(Sliced, SlicesMayBeBuiltBeforeALatencyClientIsThere) {
   configure(When::kAhead);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   const State before = state();
   int launches = 0;
   EXPECT_TRUE(eventually([&] {
@@ -793,23 +662,21 @@ TEST_F(Sliced, SlicesMayBeBuiltBeforeALatencyClientIsThere) {
 
 // Each build of another graph is followed by one look at all of them: no look waits for time here.
 TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
-  configure_looks(10, 3'600 * kNsPerSecond);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
+  configure_looks(10, /*look_ns=*/3'600 * kNsPerSecond);
   const auto is_built = [&](CUgraphExec exec) {
     return eventually([&] {
       Program::check(launch(exec));
-      ran();
-      clear_log();
+      take_log();
       return state_of(exec) == runtime::Sliced::State::kReady;
     });
   };
-  const std::vector<CUgraphExec> execs = chains({1, 101});
+  CUgraphExec const execs[] = {new_chain(1).exec, new_chain(101).exec};
   ASSERT_TRUE(is_built(execs[0]));
   const State before = state();
   ASSERT_TRUE(is_built(execs[1]));
   for (int builds = 0; builds < 40 && state_of(execs[0]) != runtime::Sliced::State::kIdle; ++builds) {
     ASSERT_EQ(launch(execs[1]), CUDA_SUCCESS);
-    ASSERT_TRUE(is_built(chains({201}).front()));
+    ASSERT_TRUE(is_built(new_chain(201).exec));
   }
   ASSERT_EQ(state_of(execs[0]), runtime::Sliced::State::kIdle);
   EXPECT_GT(state().graph_slices_dropped, before.graph_slices_dropped);
@@ -827,15 +694,12 @@ TEST_F(Sliced, SlicesOfAGraphThatIsLaunchedNoMoreAreDropped) {
 
 // However long the gate holds the launch.
 TEST_F(Sliced, SlicesOfALaunchThatTheGateHoldsAreNotDropped) {
-  configure_looks(2);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  configure_looks(2, /*look_ns=*/20 * kNsPerMs);
+  CUgraphExec exec = new_chain().exec;
   ASSERT_TRUE(has_slices(exec));
   OtherClient other(/*active=*/true);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  ASSERT_TRUE(eventually([&] { return HookedDriver::instance().table().layout().waiting.load() != 0; }));
+  ASSERT_TRUE(eventually(someone_waits));
   const State before = state();
   std::this_thread::sleep_for(200ms);
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
@@ -845,41 +709,21 @@ TEST_F(Sliced, SlicesOfALaunchThatTheGateHoldsAreNotDropped) {
 
 // ---- changes of graphs whose launches are queued
 
-void enable(CUgraphExec exec, CUgraphNode node, bool enabled) {
-  Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, node, enabled ? 1 : 0));
-}
-
 class Changed : public Sliced {
  protected:
-  void set_value(CUgraphExec exec, CUgraphNode node, std::uint64_t value) {
-    const Parameters parameters(program_, value);
-    Program::check(call<decltype(cuGraphExecKernelNodeSetParams)>("cuGraphExecKernelNodeSetParams_v2")(
-        exec, node, &parameters.node));
-  }
   // Slices have followed such a change before, directly.
   template <typename Change>
   void prove(CUgraphExec exec, Change&& change) {
     ASSERT_TRUE(has_slices(exec));
     change();
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    ran();
-    clear_log();
+    take_log();
   }
-
-  // The child graph becomes another chain.
-  void set_child(CUgraphExec exec, CUgraphNode node, std::uint64_t first, std::uint64_t count = 10) {
-    CUgraph changed = new_graph();
-    chain(changed, first, count);
-    Program::check(
-        call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed));
-  }
+  void update_to(CUgraphExec exec, std::uint64_t first) { Program::check(update(exec, chain_graph(first, 40))); }
 };
 
 TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   const State before = state();
   std::vector<std::uint64_t> wanted;
@@ -888,8 +732,7 @@ TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
     for (std::uint64_t i = 0; i < 20; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
       set_value(exec, nodes[5], 1'000 + i);  // comes back, although a launch of it waits
-      const std::vector<std::uint64_t> one = numbers(1, 40);
-      wanted.insert(wanted.end(), one.begin(), one.end());
+      append(wanted, numbers(1, 40));
       wanted[wanted.size() - 35] = i == 0 ? 6 : 999 + i;
     }
     EXPECT_EQ(state().slice_launches, before.slice_launches);
@@ -904,10 +747,7 @@ TEST_F(Changed, ANodeIsSetWhileTheGateIsClosed) {
 
 // While another thread of the process answers a request, changes that come before a launch pause as that would.
 TEST_F(Changed, AChangeBacksOffDuringARequestOfTheProcess) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   runtime::hot().host_backoff.configure(60 * kNsPerSecond, false);
   const auto backed_off = [] { return state().backed_off; };
@@ -949,10 +789,7 @@ auto note_uploads() {
 
 // On a stream of ours, so that the GPU is at the slice before meanwhile.
 TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[35], 36); });
   const auto noted = note_uploads();
   {
@@ -961,10 +798,8 @@ TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
     set_value(exec, nodes[35], 100);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   }
-  std::vector<std::uint64_t> wanted = numbers(1, 40);
-  const std::vector<std::uint64_t> first = wanted;
-  wanted[35] = 100;
-  wanted.insert(wanted.begin(), first.begin(), first.end());
+  std::vector<std::uint64_t> wanted = numbers(1, 40, 2);
+  wanted[75] = 100;
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(uploads.made, 1U);
   EXPECT_NE(uploads.stream, program_.stream());
@@ -972,26 +807,22 @@ TEST_F(Changed, ASliceThatWasToldOfAChangeIsUploadedBeforeItIsLaunched) {
 }
 
 TEST_F(Changed, NothingIsUploadedWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[0], 1); });
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     set_value(exec, nodes[0], 100);
   }
-  EXPECT_EQ(ran(), numbers(1, 40));
-  clear_log();
-  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  EXPECT_EQ(take_log(), numbers(1, 40));
+  const auto* const sliced = sliced_of(exec);
   ASSERT_NE(sliced, nullptr);
   EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
   const auto noted = note_uploads();
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    ASSERT_TRUE(eventually([&] { return HookedDriver::instance().table().layout().waiting.load() != 0; }));
+    ASSERT_TRUE(eventually(someone_waits));
     EXPECT_EQ(uploads.made, 0U);
   }
   std::vector<std::uint64_t> wanted = numbers(1, 40);
@@ -1000,29 +831,18 @@ TEST_F(Changed, NothingIsUploadedWhileTheGateIsClosed) {
 }
 
 TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  const auto update_to = [&](std::uint64_t first) {
-    CUgraph changed = new_graph();
-    chain(changed, first, 40);
-    Program::check(update(exec, changed));
-  };
-  prove(exec, [&] { update_to(1); });
+  CUgraphExec exec = new_chain().exec;
+  prove(exec, [&] { update_to(exec, 1); });
   const State before = state();
   std::vector<std::uint64_t> wanted;
   {
     OtherClient other(/*active=*/true);
     for (std::uint64_t i = 0; i < 10; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-      update_to(100 * (i + 1));
-      const std::vector<std::uint64_t> one = numbers(i == 0 ? 1 : 100 * i, 40);
-      wanted.insert(wanted.end(), one.begin(), one.end());
+      update_to(exec, 100 * (i + 1));
+      append(wanted, numbers(i == 0 ? 1 : 100 * i, 40));
     }
-    CUgraph longer = new_graph();
-    chain(longer, 1, 41);
-    EXPECT_NE(update(exec, longer), CUDA_SUCCESS);  // refused: nothing has changed
+    EXPECT_NE(update(exec, chain_graph(1, 41)), CUDA_SUCCESS);  // refused: nothing has changed
     EXPECT_EQ(state().slice_launches, before.slice_launches);
   }
   EXPECT_EQ(ran(), wanted);
@@ -1033,16 +853,10 @@ TEST_F(Changed, AGraphIsUpdatedWhileTheGateIsClosed) {
 // Slices are told of a change when they are launched next: of several changes in the order in which they were made,
 // whatever their kind.
 TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  const auto enable = [&](CUgraphNode node, bool enabled) {
-    Program::check(call<decltype(cuGraphNodeSetEnabled)>("cuGraphNodeSetEnabled")(exec, node, enabled ? 1 : 0));
-  };
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] {
     for (const int i : {5, 6, 30}) set_value(exec, nodes[i], static_cast<std::uint64_t>(i) + 1);
-    enable(nodes[20], true);
+    enable(exec, nodes[20], true);
   });
   const State before = state();
   std::vector<std::uint64_t> wanted = numbers(1, 40);
@@ -1052,10 +866,10 @@ TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
     set_value(exec, nodes[5], 100);
     set_value(exec, nodes[6], 101);
     set_value(exec, nodes[30], 102);
-    enable(nodes[20], false);
+    enable(exec, nodes[20], false);
     set_value(exec, nodes[5], 103);  // not launched in between
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    enable(nodes[20], true);
+    enable(exec, nodes[20], true);
     set_value(exec, nodes[30], 104);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     EXPECT_EQ(state().slice_launches, before.slice_launches);
@@ -1067,8 +881,8 @@ TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
   std::vector<std::uint64_t> without = changed;
   without.erase(without.begin() + 20);
   changed[30] = 104;
-  wanted.insert(wanted.end(), without.begin(), without.end());
-  wanted.insert(wanted.end(), changed.begin(), changed.end());
+  append(wanted, without);
+  append(wanted, changed);
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 3U);
   EXPECT_EQ(state().graph_slices_dropped, before.graph_slices_dropped);
@@ -1076,15 +890,12 @@ TEST_F(Changed, ChangesOfAllKindsReachTheSlicesInTheirOrder) {
 
 // vLLM's pieces are short: a program that updates them would else wait before each launch for all that is queued.
 TEST_F(Changed, AGraphThatGoesWholeIsDeferredBehindAChangeToo) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   const std::vector<CUgraphNode> nodes = chain(graph, 1, 1);
-  CUgraph other = new_graph();
-  chain(other, 11, 1);
+  CUgraph other = chain_graph(11, 1);
   CUgraphExec exec = instantiate(graph);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  ran();
-  clear_log();
+  take_log();
   const State before = state();
   EXPECT_EQ(before.graphs_whole[static_cast<std::size_t>(graph::WholeReason::kOneNode)], 1U);
   set_value(exec, nodes[0], 5);
@@ -1099,18 +910,14 @@ TEST_F(Changed, AGraphThatGoesWholeIsDeferredBehindAChangeToo) {
 
 // A change that waits for the next launch is not lost where the program changes the graph once more directly.
 TEST_F(Changed, AChangeThatIsAwaitedComesBeforeALaterDirectOne) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     set_value(exec, nodes[5], 100);
   }
-  EXPECT_EQ(ran(), numbers(1, 40));  // and the change is made, but for the slice
-  clear_log();
+  EXPECT_EQ(take_log(), numbers(1, 40));  // and the change is made, but for the slice
   set_value(exec, nodes[7], 101);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted = numbers(1, 40);
@@ -1121,10 +928,7 @@ TEST_F(Changed, AChangeThatIsAwaitedComesBeforeALaterDirectOne) {
 
 // Nor does it wait for what else is queued.
 TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   CUgraph other_graph = new_graph();
   const std::vector<CUgraphNode> other_nodes = chain(other_graph, 101, 2);
   CUgraphExec other_exec = instantiate(other_graph);
@@ -1133,8 +937,7 @@ TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
     enable(exec, nodes[3], true);
   });
   ASSERT_EQ(launch(other_exec, program_.stream()), CUDA_SUCCESS);
-  ran();
-  clear_log();
+  take_log();
   std::vector<std::uint64_t> wanted;
   {
     OtherClient other(/*active=*/true);
@@ -1152,9 +955,7 @@ TEST_F(Changed, ANodeIsSwitchedOffWhileTheGateIsClosed) {
 
 // Executable graphs are copies, so that nothing queued needs the graph that one was updated to.
 TEST_F(Changed, AGraphIsDestroyedWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
+  CUgraph graph = chain_graph(1, 40);
   CUgraphExec exec = instantiate(graph);
   prove(exec, [&] {});
   const State before = state();
@@ -1176,7 +977,6 @@ TEST_F(Changed, AGraphIsDestroyedWhileTheGateIsClosed) {
 
 // What memory nodes have allocated may be in use by what is queued.
 TEST_F(Changed, AGraphWithMemoryNodesIsDestroyedBehindWhatIsQueued) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph allocates = new_graph();
   CUDA_MEM_ALLOC_NODE_PARAMS memory{};
   memory.bytesize = 4096;
@@ -1184,17 +984,12 @@ TEST_F(Changed, AGraphWithMemoryNodesIsDestroyedBehindWhatIsQueued) {
   ASSERT_EQ(call<decltype(cuGraphAddMemAllocNode)>("cuGraphAddMemAllocNode")(&node, allocates, nullptr, 0, &memory),
             CUDA_SUCCESS);
   instantiate(allocates);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   prove(exec, [&] {});
   const State before = state();
   OtherClient other(/*active=*/true);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  std::thread opens([&] {
-    std::this_thread::sleep_for(50ms);
-    other.kill();
-  });
+  std::jthread opens = kill_later(other, 50ms);
   destroy(allocates);  // waits
   EXPECT_GT(state().slice_launches, before.slice_launches);
   opens.join();
@@ -1212,51 +1007,39 @@ void CUDA_CB note_freed(void* data) {
   freed.ran = freed.program->ran();
   ++freed.count;
 }
+// The graph gets the user object, and is its only owner.
+void give(CUgraph graph, Freed& freed) {
+  CUuserObject object = nullptr;
+  Program::check(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(&object, &freed, note_freed, 1,
+                                                                          CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  Program::check(
+      call<decltype(cuGraphRetainUserObject)>("cuGraphRetainUserObject")(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+}
 
 // The driver keeps the objects of a graph that an executable was updated to for launches that it has seen. It has seen
 // none of those that go in slices.
 TEST_F(Changed, UserObjectsOfUpdatesOutliveTheLaunchesThatAreQueued) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   const auto update_to = [&](CUgraph changed) {
     Program::check(update(exec, changed));
     destroy(changed);
   };
-  const auto new_chain = [&](std::uint64_t first) {
-    CUgraph made = new_graph();
-    chain(made, first, 40);
-    return made;
-  };
-  prove(exec, [&] { update_to(new_chain(1)); });
-  Freed freed;
-  freed.program = &program_;
-  CUuserObject object = nullptr;
-  ASSERT_EQ(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(&object, &freed, note_freed, 1,
-                                                                     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
-            CUDA_SUCCESS);
+  prove(exec, [&] { update_to(chain_graph(1, 40)); });
+  Freed freed{&program_};
   {
     OtherClient other(/*active=*/true);
-    std::thread opens([&] {
-      std::this_thread::sleep_for(100ms);
-      other.kill();
-    });
-    CUgraph holding = new_chain(101);
-    ASSERT_EQ(call<decltype(cuGraphRetainUserObject)>("cuGraphRetainUserObject")(holding, object, 1,
-                                                                                 CU_GRAPH_USER_OBJECT_MOVE),
-              CUDA_SUCCESS);
+    std::jthread opens = kill_later(other, 100ms);
+    CUgraph holding = chain_graph(101, 40);
+    give(holding, freed);
     EXPECT_EQ(launch(exec), CUDA_SUCCESS);  // in slices, as it was
     update_to(holding);
     EXPECT_EQ(launch(exec), CUDA_SUCCESS);
-    update_to(new_chain(201));
+    update_to(chain_graph(201, 40));
     EXPECT_EQ(launch(exec), CUDA_SUCCESS);
     opens.join();
   }
   std::vector<std::uint64_t> wanted = numbers(1, 40);
-  for (const std::uint64_t first : {101, 201}) {
-    for (const std::uint64_t each : numbers(first, 40)) wanted.push_back(each);
-  }
+  for (const std::uint64_t first : {101, 201}) append(wanted, numbers(first, 40));
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(freed.count, 1);
   EXPECT_GE(freed.ran, 80U);
@@ -1264,22 +1047,12 @@ TEST_F(Changed, UserObjectsOfUpdatesOutliveTheLaunchesThatAreQueued) {
 
 // The program has given everything away when the slices run.
 TEST_F(Changed, AUserObjectOfTheGraphOutlivesItsSlices) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  Freed freed;
-  freed.program = &program_;
-  CUuserObject object = nullptr;
-  ASSERT_EQ(call<decltype(cuUserObjectCreate)>("cuUserObjectCreate")(&object, &freed, note_freed, 1,
-                                                                     CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
-            CUDA_SUCCESS);
-  ASSERT_EQ(
-      call<decltype(cuGraphRetainUserObject)>("cuGraphRetainUserObject")(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE),
-      CUDA_SUCCESS);
+  CUgraph graph = chain_graph(1, 40);
+  Freed freed{&program_};
+  give(graph, freed);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  ran();
-  clear_log();
+  take_log();
   const State before = state();
   OtherClient other(/*active=*/true);
   for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -1302,21 +1075,15 @@ TEST_F(Changed, AUserObjectOfTheGraphOutlivesItsSlices) {
 
 // As programs that were built with CUDA 11 call them.
 TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   const auto set_first = [&](std::uint64_t value) {
     const Parameters now(program_, value);
-    const CUDA_KERNEL_NODE_PARAMS_v1 parameters{
-        now.node.func,      now.node.gridDimX,  now.node.gridDimY,       now.node.gridDimZ,     now.node.blockDimX,
-        now.node.blockDimY, now.node.blockDimZ, now.node.sharedMemBytes, now.node.kernelParams, nullptr};
+    const CUDA_KERNEL_NODE_PARAMS_v1 parameters = now.first_version();
     Program::check(call<CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
         "cuGraphExecKernelNodeSetParams")(exec, nodes[5], &parameters));
   };
   const auto update_first = [&](std::uint64_t first) {
-    CUgraph changed = new_graph();
-    chain(changed, first, 40);
+    CUgraph changed = chain_graph(first, 40);
     CUgraphNode node = nullptr;
     CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_ERROR;
     Program::check(call<CUresult(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*)>("cuGraphExecUpdate")(
@@ -1327,7 +1094,6 @@ TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
   prove(exec, [&] { set_first(500); });
   const State before = state();
   std::vector<std::uint64_t> wanted;
-  const auto add = [&](std::vector<std::uint64_t> one) { wanted.insert(wanted.end(), one.begin(), one.end()); };
   const auto hold = [&](auto&& launches) {
     const OtherClient other(/*active=*/true);
     const State held = state();
@@ -1339,19 +1105,19 @@ TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
     for (std::uint64_t i = 0; i < 3; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
       one[5] = 500 + i;
-      add(one);
+      append(wanted, one);
       set_first(501 + i);
     }
   });
   ran();
   update_first(101);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  add(numbers(101, 40));
+  append(wanted, numbers(101, 40));
   ran();
   hold([&] {
     for (std::uint64_t i = 1; i <= 3; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-      add(numbers(100 * i + 1, 40));
+      append(wanted, numbers(100 * i + 1, 40));
       update_first(100 * i + 101);
     }
   });
@@ -1362,38 +1128,21 @@ TEST_F(Changed, TheFirstVersionsOfChangesReachTheSlices) {
 
 // Each line of the table of entry points that is deferred and changes a graph has its call here, which changes nothing.
 TEST_F(Changed, WhicheverFunctionIsDeferredComesBackWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUcontext const context = program_.context();
   CUdeviceptr memory = 0;
   Program::check(call<CUresult(CUdeviceptr*, std::size_t)>("cuMemAlloc_v2")(&memory, 64));
-  CUgraph inner = new_graph();
-  chain(inner, 100, 10);
+  CUgraph inner = chain_graph(100, 10);
   CUgraph graph = new_graph();
   CUgraphNode const kernel_node = chain(graph, 1, 20).back();
   const Parameters kernel_params(program_, 20);
   const CUDA_KERNEL_NODE_PARAMS& of_kernel = kernel_params.node;
-  const CUDA_KERNEL_NODE_PARAMS_v1 of_kernel_v1{
-      of_kernel.func,      of_kernel.gridDimX,  of_kernel.gridDimY,       of_kernel.gridDimZ,     of_kernel.blockDimX,
-      of_kernel.blockDimY, of_kernel.blockDimZ, of_kernel.sharedMemBytes, of_kernel.kernelParams, nullptr};
-  CUgraphNodeParams of_any{};
-  of_any.type = CU_GRAPH_NODE_TYPE_KERNEL;
-  of_any.kernel.func = of_kernel.func;
-  of_any.kernel.gridDimX = of_kernel.gridDimX;
-  of_any.kernel.gridDimY = of_any.kernel.gridDimZ = of_any.kernel.blockDimY = of_any.kernel.blockDimZ = 1;
-  of_any.kernel.blockDimX = of_kernel.blockDimX;
-  of_any.kernel.kernelParams = of_kernel.kernelParams;
-  CUDA_MEMSET_NODE_PARAMS fill{};
-  fill.dst = memory;
-  fill.elementSize = 4;
-  fill.width = 4;
-  fill.height = 1;
+  const CUDA_KERNEL_NODE_PARAMS_v1 of_kernel_v1 = kernel_params.first_version();
+  CUgraphNodeParams of_any = kernel_params.of_any_node();
+  const CUDA_MEMSET_NODE_PARAMS fill = fill_of(memory);
   CUgraphNode const fill_node = add(graph, fill, kernel_node);
-  CUDA_MEMCPY3D copy{};
-  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  copy.srcDevice = memory;
+  CUDA_MEMCPY3D copy = copy_of(memory);
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.dstDevice = memory + 16;
-  copy.WidthInBytes = 16;
-  copy.Height = copy.Depth = 1;
   CUgraphNode const copy_node = add(graph, copy, fill_node);
   CUDA_HOST_NODE_PARAMS function{};
   function.fn = [](void*) {};
@@ -1487,10 +1236,7 @@ TEST_F(Sliced, UnderSlackSlicesGoWhereTheGraphWouldNot) {
   constexpr std::uint64_t kKernels = 4'000;  // of 20 us
   constexpr std::int64_t kSlackNs = 60 * kNsPerMs;
   OtherClient other(/*active=*/false);
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, kKernels);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = instantiate(chain_graph(1, kKernels));
   ASSERT_TRUE(has_slices(exec));
   Asked asked;
   runtime::engine().use_policy({&ask_slack, &asked});
@@ -1514,14 +1260,13 @@ TEST_F(Sliced, UnderSlackSlicesGoWhereTheGraphWouldNot) {
   EXPECT_TRUE(eventually([&] { return state().slice_launches > before.slice_launches; }));
   EXPECT_GT(asked.submitted, 0U);
   end_request();
-  EXPECT_EQ(ran(), numbers(1, kKernels));
-  clear_log();
+  EXPECT_EQ(take_log(), numbers(1, kKernels));
 
   configure(When::kOff);
   begin_request();
   asked.submitted = 0;
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  EXPECT_TRUE(eventually([&] { return table.layout().waiting.load() != 0; }));
+  EXPECT_TRUE(eventually(someone_waits));
   EXPECT_EQ(asked.submitted, 0U);
   EXPECT_EQ(program_.ran(), 0U);
   EXPECT_GT(asked.longest_ns, kSlackNs);
@@ -1533,20 +1278,13 @@ TEST_F(Sliced, UnderSlackSlicesGoWhereTheGraphWouldNot) {
 // What goes whole is submitted before the whole graph changes.
 TEST_F(Changed, ALaunchThatIsQueuedAndGoesWholeRunsAsItWas) {
   configure(When::kAuto, 1'000'000'000);  // no slice is so long
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  ran();
-  clear_log();
+  take_log();
   OtherClient other(/*active=*/true);
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-  std::thread opens([&] {
-    std::this_thread::sleep_for(50ms);
-    other.kill();
-  });
+  std::jthread opens = kill_later(other, 50ms);
   set_value(exec, nodes[0], 999);  // waits
   opens.join();
   EXPECT_EQ(ran(), numbers(1, 40));
@@ -1555,9 +1293,7 @@ TEST_F(Changed, ALaunchThatIsQueuedAndGoesWholeRunsAsItWas) {
 // ---- child graphs
 
 TEST_F(Sliced, ChildGraphsAreCutInside) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph inner = new_graph();
-  chain(inner, 100, 10);
+  CUgraph inner = chain_graph(100, 10);
   CUgraph middle = new_graph();
   CUgraphNode last = chain(middle, 200, 5).back();
   last = child(middle, inner, {last});
@@ -1572,31 +1308,25 @@ TEST_F(Sliced, ChildGraphsAreCutInside) {
   ASSERT_TRUE(has_slices(exec));
   EXPECT_GE(slices().counts().slices, 5U);
   std::vector<std::uint64_t> one = numbers(1, 3);
-  const auto add = [&](std::uint64_t first, std::uint64_t count) {
-    for (const std::uint64_t each : numbers(first, count)) one.push_back(each);
-  };
-  add(200, 5);
-  add(100, 10);
-  add(205, 1);
-  add(100, 10);
-  add(4, 1);
+  append(one, numbers(200, 5));
+  append(one, numbers(100, 10));
+  one.push_back(205);
+  append(one, numbers(100, 10));
+  one.push_back(4);
   std::vector<std::uint64_t> wanted;
   const std::uint64_t before = state().sliced_launches;
   for (int i = 0; i < 5; ++i) {
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    wanted.insert(wanted.end(), one.begin(), one.end());
+    append(wanted, one);
   }
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches - before, 5U);
 }
 
 TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph inner = new_graph();
-  chain(inner, 100, 10);
   CUgraph graph = new_graph();
   CUgraphNode const first = chain(graph, 1, 3).back();
-  CUgraphNode const node = child(graph, inner, {first});
+  CUgraphNode const node = child(graph, chain_graph(100, 10), {first});
   kernel(graph, 4, {node});
   CUgraphExec exec = instantiate(graph);
   set_child(exec, node, 110);  // before there are slices
@@ -1607,8 +1337,8 @@ TEST_F(Changed, AChildGraphIsChangedWhileTheGateIsClosed) {
     OtherClient other(/*active=*/true);
     for (std::uint64_t i = 0; i < 5; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-      for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
-      for (const std::uint64_t each : numbers(i == 0 ? 120 : 1'000 * i, 10)) wanted.push_back(each);
+      append(wanted, numbers(1, 3));
+      append(wanted, numbers(i == 0 ? 120 : 1'000 * i, 10));
       wanted.push_back(4);
       set_child(exec, node, 1'000 * (i + 1));
     }
@@ -1627,24 +1357,19 @@ CUresult count_updates(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultI
 
 // XLA changes dozens of child graphs before each launch: a slice is told of all that it has once, when it is launched.
 TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   CUgraph graph = new_graph();
   std::vector<CUgraphNode> children;
   CUgraphNode last = chain(graph, 1, 3).back();
   for (std::uint64_t i = 0; i < 3; ++i) {
-    CUgraph inner = new_graph();
-    chain(inner, 100 * (i + 1), 4);
-    last = child(graph, inner, {last});
+    last = child(graph, chain_graph(100 * (i + 1), 4), {last});
     children.push_back(last);
   }
   CUgraphExec exec = instantiate(graph);
   const auto set_children = [&](std::uint64_t value) {
-    for (std::uint64_t i = 0; i < 3; ++i) {
-      set_child(exec, children[i], value + 100 * (i + 1), 4);
-    }
+    for (std::uint64_t i = 0; i < 3; ++i) set_child(exec, children[i], value + 100 * (i + 1), 4);
   };
   prove(exec, [&] { set_children(0); });
-  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  const auto* const sliced = sliced_of(exec);
   ASSERT_NE(sliced, nullptr);
   const auto& pieces = sliced->pieces->pieces;
   const auto with_inner = std::count_if(pieces.begin(), pieces.end(), [](const auto& each) { return each.has_inner; });
@@ -1659,10 +1384,8 @@ TEST_F(Changed, ChildGraphsThatAreChangedTogetherRefreshASliceOnce) {
   }
   std::vector<std::uint64_t> wanted;
   for (const std::uint64_t value : {0, 5'000}) {
-    for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
-    for (std::uint64_t i = 0; i < 3; ++i) {
-      for (const std::uint64_t each : numbers(value + 100 * (i + 1), 4)) wanted.push_back(each);
-    }
+    append(wanted, numbers(1, 3));
+    for (std::uint64_t i = 0; i < 3; ++i) append(wanted, numbers(value + 100 * (i + 1), 4));
   }
   EXPECT_EQ(ran(), wanted);
   EXPECT_GE(updates, 1U);
@@ -1714,11 +1437,8 @@ std::size_t clones_alive() {
 
 // Driver 580 keeps something beside a graph that is cloned: a clone that the launcher thread destroyed crashed there.
 TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUsedAgain) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph inner = new_graph();
-  chain(inner, 100, 10);
   CUgraph graph = new_graph();
-  CUgraphNode const node = child(graph, inner, {chain(graph, 1, 3).back()});
+  CUgraphNode const node = child(graph, chain_graph(100, 10), {chain(graph, 1, 3).back()});
   CUgraphExec exec = instantiate(graph);
   prove(exec, [&] { set_child(exec, node, 120); });
   const auto noted = note_clones();
@@ -1729,13 +1449,12 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
       OtherClient other(/*active=*/true);
       for (int i = 0; i < 5; ++i) {
         ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-        for (const std::uint64_t each : numbers(1, 3)) wanted.push_back(each);
-        for (const std::uint64_t each : numbers(value, 10)) wanted.push_back(each);
+        append(wanted, numbers(1, 3));
+        append(wanted, numbers(value, 10));
         set_child(exec, node, value += 1'000);
       }
     }
-    EXPECT_EQ(ran(), wanted);
-    clear_log();
+    EXPECT_EQ(take_log(), wanted);
   }
   EXPECT_GE(clones.made, 1U);
   EXPECT_LE(clones.made, 6U);  // as many as were queued at once
@@ -1747,31 +1466,21 @@ TEST_F(Changed, ClonesAreDestroyedByTheProgramsThreadAndThoseOfChildGraphsAreUse
 
 // Of updates each has a clone of its own, of another graph.
 TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
-  const auto update_to = [&](std::uint64_t value) {
-    CUgraph changed = new_graph();
-    chain(changed, value, 40);
-    Program::check(update(exec, changed));
-  };
-  prove(exec, [&] { update_to(1); });
+  CUgraphExec exec = new_chain().exec;
+  prove(exec, [&] { update_to(exec, 1); });
   const auto noted = note_clones();
   {
     OtherClient other(/*active=*/true);
     for (std::uint64_t i = 1; i <= 5; ++i) {
       ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-      update_to(1'000 * i);
+      update_to(exec, 1'000 * i);
     }
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   }
   std::vector<std::uint64_t> wanted = numbers(1, 40);
-  for (std::uint64_t i = 1; i <= 5; ++i) {
-    for (const std::uint64_t each : numbers(1'000 * i, 40)) wanted.push_back(each);
-  }
+  for (std::uint64_t i = 1; i <= 5; ++i) append(wanted, numbers(1'000 * i, 40));
   EXPECT_EQ(ran(), wanted);
-  update_to(1);
+  update_to(exec, 1);
   EXPECT_EQ(clones.made, 6U);
   EXPECT_LE(clones_alive(), 2U);
   EXPECT_EQ(clones.destroyed_by_launcher, 0U);
@@ -1781,12 +1490,9 @@ TEST_F(Changed, ClonesOfUpdatesAreDestroyedByTheProgramsThread) {
 
 // Changes that are not followed any more leave no copies of child graphs behind.
 TEST_F(Changed, CopiesOfChildGraphsGoWhereNoneIsUsedAgain) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   const auto outer_of = [&](std::uint64_t value, CUgraphNode& node) {
-    CUgraph inner = new_graph();
-    chain(inner, value, 10);
     CUgraph graph = new_graph();
-    node = child(graph, inner, {chain(graph, 1, 3).back()});
+    node = child(graph, chain_graph(value, 10), {chain(graph, 1, 3).back()});
     return graph;
   };
   CUgraphNode node = nullptr;
@@ -1805,9 +1511,7 @@ TEST_F(Changed, CopiesOfChildGraphsGoWhereNoneIsUsedAgain) {
 
 // A graph that is kept as a template: one thread instantiates it again while another one is done with an earlier one.
 TEST_F(Changed, AGraphIsInstantiatedAgainWhileAnotherThreadDestroysAnEarlierOne) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
+  CUgraph graph = chain_graph(1, 40);
   std::atomic<CUgraphExec> given{nullptr};
   std::atomic<bool> all{false};
   std::thread other([&] {
@@ -1834,19 +1538,15 @@ TEST_F(Changed, AGraphIsInstantiatedAgainWhileAnotherThreadDestroysAnEarlierOne)
 
 // A slice gets a child graph's nodes by an update of its executable, which must not undo what that was told before.
 TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph inner = new_graph();
-  chain(inner, 100, 10);
   CUgraph graph = new_graph();
   const std::vector<CUgraphNode> nodes = chain(graph, 1, 3);
-  CUgraphNode const node = child(graph, inner, {nodes.back()});
+  CUgraphNode const node = child(graph, chain_graph(100, 10), {nodes.back()});
   CUgraphNode const last = kernel(graph, 4, {node});
   CUgraphExec exec = instantiate(graph);
   has_slices(exec);
   const State before = state();
   for (std::uint64_t round = 1; round <= 3; ++round) {
-    ran();
-    clear_log();
+    take_log();
     std::vector<std::uint64_t> wanted;
     for (std::uint64_t i = 0; i < 3; ++i) {
       wanted.push_back(1'000 * round + i);
@@ -1854,7 +1554,7 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
     }
     set_value(exec, last, 1'000 * round + 500);
     set_child(exec, node, 1'000 * round + 100);
-    for (const std::uint64_t each : numbers(1'000 * round + 100, 10)) wanted.push_back(each);
+    append(wanted, numbers(1'000 * round + 100, 10));
     wanted.push_back(1'000 * round + 500);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     EXPECT_EQ(ran(), wanted);
@@ -1865,21 +1565,16 @@ TEST_F(Changed, ANodeKeepsItsChangeWhereAChildGraphInItsSliceIsChangedLater) {
 
 // What slices have not been told may be that they are to have no kernel of that module any more.
 TEST_F(Changed, SlicesAreToldOfWhatWaitsBeforeAModuleIsUnloaded) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUmodule module = nullptr;
-  ASSERT_EQ(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage), CUDA_SUCCESS);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUmodule module = Program::load(kImage);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   {
     OtherClient other(/*active=*/true);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     set_value(exec, nodes[5], 100);
   }
-  ran();
-  clear_log();
-  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  take_log();
+  const auto* const sliced = sliced_of(exec);
   ASSERT_NE(sliced, nullptr);
   EXPECT_TRUE(eventually([&] { return sliced->may_await.load(); }));
   Program::check(call<CUresult(CUmodule)>("cuModuleUnload")(module));
@@ -1900,18 +1595,14 @@ bool note_that_it_asks() noexcept {
 // One thread launches and changes, another one unloads a module: what is at the gate by then is waited for, and nothing
 // that follows it is lost.
 TEST_F(Changed, WhatUnloadsAModuleWaitsForALaunchThatIsAtTheGate) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
-  const auto* const sliced = static_cast<const runtime::Sliced*>(driver::registry().slices(exec));
+  const auto* const sliced = sliced_of(exec);
   ASSERT_NE(sliced, nullptr);
   std::vector<std::uint64_t> wanted;
   const auto launch_with = [&](std::uint64_t value) {
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    const std::vector<std::uint64_t> one = numbers(1, 40);
-    wanted.insert(wanted.end(), one.begin(), one.end());
+    append(wanted, numbers(1, 40));
     wanted[wanted.size() - 35] = value;
   };
   {
@@ -1937,10 +1628,7 @@ TEST_F(Changed, WhatUnloadsAModuleWaitsForALaunchThatIsAtTheGate) {
 
 // Nothing else may be launched in its place while a change follows it; so no further change is to follow.
 TEST_F(Changed, AfterAFirstSliceThatIsRefusedNoChangeFollowsUntilOneIsNot) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  const std::vector<CUgraphNode> nodes = chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  const auto [nodes, exec] = new_chain();
   prove(exec, [&] { set_value(exec, nodes[5], 6); });
   ASSERT_TRUE(slices().follow(exec));
   // As the launcher thread does it.
@@ -1961,12 +1649,9 @@ TEST_F(Changed, AfterAFirstSliceThatIsRefusedNoChangeFollowsUntilOneIsNot) {
 }
 
 TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   const auto make = [&](std::uint64_t first) {
-    CUgraph inner = new_graph();
-    chain(inner, first + 3, 20);
     CUgraph graph = new_graph();
-    CUgraphNode const node = child(graph, inner, {chain(graph, first, 3).back()});
+    CUgraphNode const node = child(graph, chain_graph(first + 3, 20), {chain(graph, first, 3).back()});
     kernel(graph, first + 23, {node});
     return graph;
   };
@@ -1977,17 +1662,14 @@ TEST_F(Changed, AGraphWithChildGraphsIsUpdated) {
   for (std::uint64_t i = 1; i <= 5; ++i) {
     ASSERT_EQ(update(exec, make(100 * i)), CUDA_SUCCESS);
     ASSERT_EQ(launch(exec), CUDA_SUCCESS);
-    for (const std::uint64_t each : numbers(100 * i, 24)) wanted.push_back(each);
+    append(wanted, numbers(100 * i, 24));
   }
   EXPECT_EQ(ran(), wanted);
   EXPECT_EQ(state().sliced_launches - before.sliced_launches, 5U);
 }
 
 TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   ASSERT_TRUE(has_slices(exec));
   const std::uint64_t before = runtime::hot().counters.total(&telemetry::Shard::graph_launches);
   for (int i = 0; i < 7; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
@@ -1998,32 +1680,19 @@ TEST_F(Sliced, AGraphLaunchInSlicesCountsAsOne) {
 // A collective (by its name) between two chains, and a third chain beside it that nothing orders to it: the peer that
 // it waits for may wait for any of that one. What the piece that holds it has, it runs with.
 TEST_F(Sliced, ACollectiveSharesItsSliceWithAllThatIsNotOrderedToIt) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUmodule module = nullptr;
-  Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-      &module,
-      "cudasched-sim 1\nkernel ncclDevKernel_AllReduce params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"));
-  CUfunction collective = nullptr;
-  Program::check(call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&collective, module,
-                                                                                           "ncclDevKernel_AllReduce"));
+  CUfunction collective = load("kernel ncclDevKernel_AllReduce params=8,8,8 block_us=20 blocks_per_sm=4 effect=append",
+                               "ncclDevKernel_AllReduce");
   CUgraph graph = new_graph();
   CUgraphNode const before = chain(graph, 1, 40).back();
-  Parameters parameters(program_, 500);
-  parameters.node.func = collective;
-  CUgraphNode node = nullptr;
-  Program::check(
-      call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&node, graph, &before, 1, &parameters.node));
+  CUgraphNode const node = kernel(graph, 500, {before}, collective);
   CUgraphNode beside = before;
   for (std::uint64_t i = 0; i < 10; ++i) beside = kernel(graph, 600 + i, {beside});
   CUgraphNode last = kernel(graph, 41, {node, beside});
   for (std::uint64_t i = 42; i <= 80; ++i) last = kernel(graph, i, {last});
-  built.instantiate = driver::table().cuGraphInstantiateWithFlags;
-  const Replaced noted(driver::table().cuGraphInstantiateWithFlags, &note_all_built);
+  const auto noted = note_slices();
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
-  const auto holds = [](const std::vector<std::uint64_t>& slice, std::uint64_t value) {
-    return std::find(slice.begin(), slice.end(), value) != slice.end();
-  };
+  const auto holds = [](const auto& slice, std::uint64_t value) { return std::ranges::count(slice, value) != 0; };
   std::size_t with_collective = 0;
   for (const std::vector<std::uint64_t>& slice : built.slices) {
     if (!holds(slice, 500)) continue;
@@ -2056,9 +1725,7 @@ schedule::Decision let_three_go(const schedule::Snapshot& seen, void* context) n
 }
 
 TEST_F(Sliced, IsDestroyedWhenHalfOfItIsSubmitted) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
+  CUgraph graph = chain_graph(1, 40);
   CUgraphExec exec = instantiate(graph);
   ASSERT_TRUE(has_slices(exec));
   OtherClient other(/*active=*/true);
@@ -2088,10 +1755,7 @@ TEST_F(Sliced, IsDestroyedWhenHalfOfItIsSubmitted) {
 
 // The simulated device is nearly full: neither all slices nor a little to spare fit.
 TEST_F(Sliced, WhereThereIsNoMemoryToBuildWithAGraphGoesWhole) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
-  CUgraph graph = new_graph();
-  chain(graph, 1, 40);
-  CUgraphExec exec = instantiate(graph);
+  CUgraphExec exec = new_chain().exec;
   std::size_t free_bytes = 0;
   std::size_t all_bytes = 0;
   ASSERT_EQ(call<CUresult(std::size_t*, std::size_t*)>("cuMemGetInfo_v2")(&free_bytes, &all_bytes), CUDA_SUCCESS);
@@ -2122,27 +1786,20 @@ CUresult destroy_none_inside(CUgraphNode node) {
 }
 
 TEST_F(Sliced, ChildGraphsStayWholeWhereTheDriverDestroysNoNodeInside) {
-  const InRegion region(CUDASCHED_BEST_EFFORT);
   destroy_node = std::exchange(driver::table().cuGraphDestroyNode, &destroy_none_inside);
-  CUgraph inner = new_graph();
-  chain(inner, 1'000, 20);
   CUgraph graph = new_graph();
-  CUgraphNode const node = child(graph, inner, {chain(graph, 1, 20).back()});
+  CUgraphNode const node = child(graph, chain_graph(1'000, 20), {chain(graph, 1, 20).back()});
   CUgraphNode last = node;
   for (std::uint64_t i = 21; i <= 40; ++i) last = kernel(graph, i, {last});
   CUgraphExec exec = instantiate(graph);
   EXPECT_TRUE(has_slices(exec));
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   std::vector<std::uint64_t> wanted = numbers(1, 20);
-  for (const std::uint64_t each : numbers(1'000, 20)) wanted.push_back(each);
-  for (const std::uint64_t each : numbers(21, 20)) wanted.push_back(each);
+  append(wanted, numbers(1'000, 20));
+  append(wanted, numbers(21, 20));
   EXPECT_EQ(ran(), wanted);
   // Changed as a whole then.
-  CUgraph changed = new_graph();
-  chain(changed, 2'000, 20);
-  ASSERT_EQ(
-      call<decltype(cuGraphExecChildGraphNodeSetParams)>("cuGraphExecChildGraphNodeSetParams")(exec, node, changed),
-      CUDA_SUCCESS);
+  set_child(exec, node, 2'000, 20);
   clear_log();
   ASSERT_EQ(launch(exec), CUDA_SUCCESS);
   EXPECT_EQ(ran()[20], 2'000U);

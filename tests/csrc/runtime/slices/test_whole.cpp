@@ -123,15 +123,6 @@ class Whole : public GraphProgram, public ::testing::WithParamInterface<Case> {
     restore_.push_back([=] { driver::table().*entry = injected.real.*entry; });
   }
 
-  using GraphProgram::chain;
-  using GraphProgram::child;
-  using GraphProgram::configure;
-  using GraphProgram::instantiate;
-  using GraphProgram::kernel;
-  using GraphProgram::new_graph;
-  using GraphProgram::Parameters;
-  using GraphProgram::When;
-
   // A chain, and what keeps it whole behind that.
   CUgraph long_graph() {
     CUgraph graph = new_graph();
@@ -175,8 +166,6 @@ class Whole : public GraphProgram, public ::testing::WithParamInterface<Case> {
     }
     return count;
   }
-
-  const Program& program() const { return program_; }
 
   std::vector<std::function<void()>> restore_;
   CUgraphNode last_ = nullptr;
@@ -279,18 +268,10 @@ const Case kCases[] = {
      [](Whole& test) {
        CUgraph graph = test.long_graph();
        CUcontext other = nullptr;
-       CUmodule module = nullptr;
-       CUfunction function = nullptr;
        Program::check(call<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0));
-       Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(&module, kImage));
-       Program::check(
-           call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module, "short"));
-       Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(test.program().context()));
-       Whole::Parameters parameters(test.program(), Whole::kKernels + 1);
-       parameters.node.func = function;
-       CUgraphNode node = nullptr;
-       Program::check(call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&node, graph, &test.last_, 1,
-                                                                                      &parameters.node));
+       CUfunction function = test.load("kernel short params=8,8,8 block_us=20 blocks_per_sm=4 effect=append", "short");
+       Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(test.program_.context()));
+       test.kernel(graph, Whole::kKernels + 1, {test.last_}, function);
        test.wanted_.push_back(Whole::kKernels + 1);
        return test.instantiate(graph);
      }},
@@ -309,7 +290,7 @@ const Case kCases[] = {
        Program::check(call<decltype(cuCtxFromGreenCtx)>("cuCtxFromGreenCtx")(&context, green));
        Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(context));
        CUgraphExec exec = test.instantiate(graph);
-       Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(test.program().context()));
+       Program::check(call<CUresult(CUcontext)>("cuCtxSetCurrent")(test.program_.context()));
        return exec;
      }},
     {"deep_children", WholeReason::kChildTooDeep,
@@ -355,18 +336,9 @@ const Case kCases[] = {
     // A collective, and a chain that nothing orders to it.
     {"collective_beside", WholeReason::kWaits,
      [](Whole& test) {
-       CUmodule module = nullptr;
-       CUfunction function = nullptr;
-       Program::check(call<CUresult(CUmodule*, const void*)>("cuModuleLoadData")(
-           &module, "cudasched-sim 1\nkernel ncclKernel params=8,8,8 block_us=20 blocks_per_sm=4 effect=append\n"));
-       Program::check(
-           call<CUresult(CUfunction*, CUmodule, const char*)>("cuModuleGetFunction")(&function, module, "ncclKernel"));
        CUgraph graph = test.long_graph();
-       Whole::Parameters parameters(test.program(), 1);
-       parameters.node.func = function;
-       CUgraphNode node = nullptr;
-       Program::check(
-           call<decltype(cuGraphAddKernelNode)>("cuGraphAddKernelNode_v2")(&node, graph, nullptr, 0, &parameters.node));
+       test.kernel(graph, 1, {},
+                   test.load("kernel ncclKernel params=8,8,8 block_us=20 blocks_per_sm=4 effect=append", "ncclKernel"));
        test.wanted_.push_back(1);
        test.any_order_ = true;
        return test.instantiate(graph);
@@ -406,7 +378,7 @@ TEST_P(Whole, StaysWholeRunsRightAndSaysWhy) {
     clear_log();
     for (int i = 0; i < 3; ++i) ASSERT_EQ(launch(exec), CUDA_SUCCESS);
     std::vector<std::uint64_t> wanted;
-    for (int i = 0; i < 3; ++i) wanted.insert(wanted.end(), wanted_.begin(), wanted_.end());
+    for (int i = 0; i < 3; ++i) append(wanted, wanted_);
     EXPECT_EQ(in_order(ran()), in_order(wanted));
     // What is no fault of the driver's is not worth a warning, and one is enough.
     EXPECT_TRUE(!GetParam().is_failure || eventually([&] { return warnings() > 0; }));
@@ -425,11 +397,7 @@ INSTANTIATE_TEST_SUITE_P(Reasons, Whole, ::testing::ValuesIn(kCases),
 // Slices are there, known to the driver alone, which then will not have one of them: to it there is no such graph.
 class WithoutASlice : public GraphProgram {
  protected:
-  WithoutASlice() {
-    CUgraph graph = new_graph();
-    chain(graph, 1, 40);
-    exec_ = instantiate(graph);
-  }
+  WithoutASlice() { exec_ = new_chain().exec; }
 
   using Instantiate = decltype(driver::Driver::cuGraphInstantiateWithFlags);
   static Instantiate& noted() {
