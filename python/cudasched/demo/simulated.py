@@ -202,10 +202,6 @@ class SimulatedWorkload:
         self._driver.synchronize(self._stream)
         self._since_synchronize = 0
 
-    def kernel_durations(self) -> tuple[list[float], int]:
-        """The kernels' set times, in us, and the items: one step."""
-        return [float(us) for us in self._durations_us], self.items
-
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
         """The set times of one request's kernels, in ns, one after the other, and the steps: one."""
         lengths = [1000 * us for us in self._durations_us] * self._steps
@@ -232,7 +228,7 @@ def latency_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:
     return SimulatedWorkload(LATENCY_LOADS[name], QUARTER_GRID, HIGH_PRIORITY if own_stream else 0, graph, steps)
 
 
-def best_effort_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:
+def best_effort_workload(name: str) -> SimulatedWorkload:
     """Builds a best-effort load, always on a stream of its own and of default priority.
 
     Raises:
@@ -240,5 +236,4 @@ def best_effort_workload(name: str, own_stream: bool = False) -> SimulatedWorklo
     """
     if name not in BEST_EFFORT_LOADS:
         raise ValueError(f"unknown best-effort load {name!r}: one of {', '.join(BEST_EFFORT_LOADS)}")
-    del own_stream
     return SimulatedWorkload(BEST_EFFORT_LOADS[name], FULL_GRID, 0, graph=False)
