@@ -55,8 +55,6 @@ Region = Callable[[], AbstractContextManager[Any]]
 class Workload(Protocol):
     """A role's repeated work. Every method is called inside `context()`, on one thread at a time."""
 
-    #: The items of one step, for throughput.
-    items: int
     #: Steps after which speed has settled.
     warm_up_steps: int
 
@@ -227,7 +225,7 @@ class Client:
         return result | {"due_ns": served_due_ns} if keep_due else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
-        """Items a second of the device."""
+        """Steps a second of the device."""
         stop_ns = start_ns + int(seconds * 1e9)
         with workload.context():
             wait_until(start_ns - int(LEAD_IN_S * 1e9))
@@ -236,13 +234,13 @@ class Client:
                     workload.step()
             workload.synchronize()
             began_ns = time.monotonic_ns()
-            items = 0
+            steps = 0
             while time.monotonic_ns() < stop_ns:
                 with self.best_effort_region():
                     workload.step()
-                items += workload.items
+                steps += 1
             workload.synchronize()
-            return items / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
+            return steps / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
 
 
 def covered_ns(spans: Iterable[tuple[int, int]]) -> int:

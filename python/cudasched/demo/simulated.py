@@ -40,7 +40,6 @@ BEST_EFFORT_LOADS: dict[str, tuple[int, ...]] = {
     "gemm": (1400,),
     "elementwise": (100,) * 10,
     "bert_training": (6,) * 40 + (20,) * 20,
-    "bert_varying": tuple(12 + 7 * (i * 37 % 29) for i in range(60)),
 }
 
 
@@ -152,7 +151,6 @@ class Driver:
 class SimulatedWorkload:
     """Launches its kernels in order, again and again; a request of several steps waits for each before the next."""
 
-    items = 1
     warm_up_steps = 3
 
     def __init__(self, durations_us: tuple[int, ...], blocks: int, priority: int, graph: bool, steps: int = 1) -> None:

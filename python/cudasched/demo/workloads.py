@@ -1,7 +1,7 @@
 """PyTorch workloads of the demo and of the colocation benchmark: seeded random weights, plain torch, no downloads.
 
 Each answers to the `Workload` protocol of client.py. Latency loads serve one request a step. Best-effort loads run one
-training step, or a handful of kernels, and run ahead of the GPU as far as such programs do.
+training step, and run ahead of the GPU as far as such programs do.
 """
 
 # Type checkers' view of torch depends on the installed version, if any; the rest is checked without it.
@@ -9,8 +9,6 @@ training step, or a handful of kernels, and run ahead of the GPU as far as such 
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -158,7 +156,6 @@ def resnet50(depths: tuple[int, ...] = (3, 4, 6, 3), classes: int = 1000) -> nn.
 class TorchWorkload:
     """The common part: a stream of its own, or the default one as in a program that never heard of streams."""
 
-    items = 1
     warm_up_steps = 10
     profiled_steps = 3
 
@@ -329,44 +326,6 @@ class Training(TorchWorkload):
             self.last_loss = loss.item()
 
 
-class VaryingTraining(Training):
-    """The same loop over sentences: each step's batch is cut to another length, so that most shapes are new."""
-
-    SHORTEST = 32
-
-    def __init__(self, model: nn.Module, ids: Tensor) -> None:
-        super().__init__(model, (ids, torch.zeros(len(ids), 768)), F.mse_loss)
-        self._ids = ids
-        self._lengths = random.Random(SEED)
-
-    def step(self) -> None:
-        """One training step on sentences of a length between `SHORTEST` and the whole."""
-        length = self._lengths.randint(self.SHORTEST, self._ids.shape[1])
-        self.batch = self._ids[:, :length], self.batch[1]
-        super().step()
-
-
-class ClosedLoop(TorchWorkload):
-    """Kernels without end, at most `ahead` steps of them submitted and not done."""
-
-    def __init__(self, submit: Callable[[], None], device: torch.device, items: int, ahead: int) -> None:
-        super().__init__(device, own_stream=False, priority=0)
-        self.submit, self.items = submit, items
-        self.in_flight: deque[torch.cuda.Event] = deque()
-        self.ahead = ahead
-
-    def step(self) -> None:
-        """Submits `items` kernels, after those of `ahead` steps before are done."""
-        self.submit()
-        if self._stream is None:
-            return
-        done = torch.cuda.Event()
-        done.record()
-        self.in_flight.append(done)
-        if len(self.in_flight) > self.ahead:
-            self.in_flight.popleft().synchronize()
-
-
 def default_device() -> torch.device:
     """The GPU where torch sees one, else the CPU (which only tests use)."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -405,7 +364,7 @@ def best_effort_workload(name: str, device: torch.device | None = None) -> Torch
     """Builds a best-effort load.
 
     Args:
-        name: `transformer`, `resnet50`, `bert_training`, `bert_varying`, `gemm` or `elementwise`.
+        name: `transformer` or `resnet50`.
         device: Where; the GPU by default.
 
     Raises:
@@ -422,31 +381,8 @@ def best_effort_workload(name: str, device: torch.device | None = None) -> Torch
             model = resnet50().to(memory_format=torch.channels_last)
             images = torch.randn(64, 3, 224, 224).contiguous(memory_format=torch.channels_last)
             return Training(model, (images, torch.randint(1000, (64,))), F.cross_entropy)
-        if name == "bert_training":
-            batch = torch.randint(30_522, (4, 64)), torch.zeros(4, 768)
-            return Training(Encoder(), batch, F.mse_loss)
-        if name == "bert_varying":
-            return VaryingTraining(Encoder(), torch.randint(30_522, (16, 512)))
-        if name == "gemm":
-            a, b, c = (torch.randn(8192, 8192, dtype=torch.bfloat16) for _ in range(3))
-
-            def one() -> None:
-                torch.mm(a, b, out=c)
-
-            return ClosedLoop(one, device, items=1, ahead=4)
-        if name == "elementwise":
-            # 54 million floats: 216 MB read and as many written, about 100 us at 4.3 TB/s.
-            x, y = torch.randn(54_000_000), torch.empty(54_000_000)
-            factor = torch.tensor(1.0)
-
-            def ten() -> None:
-                for _ in range(5):
-                    torch.mul(x, factor, out=y)
-                    torch.mul(y, factor, out=x)
-
-            return ClosedLoop(ten, device, items=10, ahead=4)
     raise ValueError(f"unknown best-effort load {name!r}: one of {', '.join(BEST_EFFORT_LOADS)}")
 
 
 LATENCY_LOADS = ("bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp")
-BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise", "bert_training", "bert_varying")
+BEST_EFFORT_LOADS = ("transformer", "resnet50")
