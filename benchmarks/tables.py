@@ -244,8 +244,6 @@ def core_table(results: Results) -> str:
 #: What an engine's row in predictor.json is called in a table.
 ENGINES = {
     "cudasched": "cudasched, trees",
-    "cudasched-cache": "cudasched, launch seen before",
-    "cudasched-cold": "cudasched, new launch",
     "xgboost-inplace": "XGBoost, inplace_predict",
     "xgboost-capi": "XGBoost, C interface",
     "onnxruntime": "ONNX Runtime",

@@ -37,13 +37,11 @@ class Program:
     Attributes:
         steps: Makes its generator; the argument is `tiny`.
         compiles: It compiles and tunes its kernels when it starts, so its first process fills a cache for the others.
-        only_in_core: Not for the breadth benchmark but for benchmarks/core.
         read_every: Steps from one reading of its loss to the next, where that is not `READ_EVERY`.
     """
 
     steps: Callable[[bool], Steps]
     compiles: bool = False
-    only_in_core: bool = False
     read_every: int = READ_EVERY
 
 
@@ -481,8 +479,7 @@ PROGRAMS = {
     "torch_small_kernels": Program(torch_small_kernels),
     "cupy_fft_sort": Program(cupy_fft_sort),
     "jax_transformer": Program(jax_transformer, compiles=True),
-    "torch_ddp_resnet50": Program(torch_ddp_resnet50, only_in_core=True),
-    "torch_long_kernels": Program(torch_long_kernels, only_in_core=True),
+    "torch_long_kernels": Program(torch_long_kernels),
 }
 
 

@@ -18,6 +18,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Gpt:
         return torch.nn.functional.cross_entropy(scores.float().view(-1, self.vocabulary), wanted.view(-1))
 
 
-def whole_step_training(tiny: bool, updated: bool) -> Steps:
+def whole_step(tiny: bool, updated: bool = False) -> Steps:
     """Forward, backward and optimizer of a transformer in one graph, fed from pinned memory."""
     import torch
 
@@ -149,16 +150,6 @@ def whole_step_training(tiny: bool, updated: bool) -> Steps:
         ids.copy_(some_ids, non_blocking=True)
         wanted.copy_(some_wanted, non_blocking=True)
         yield captured.replay()
-
-
-def whole_step(tiny: bool) -> Steps:
-    """A whole training step in one graph."""
-    yield from whole_step_training(tiny, updated=False)
-
-
-def whole_step_updated(tiny: bool) -> Steps:
-    """The same, updated by cuGraphExecUpdate to the other of two captures before each launch."""
-    yield from whole_step_training(tiny, updated=True)
 
 
 def compiled_inference(tiny: bool) -> Steps:
@@ -201,18 +192,8 @@ def compiled_training(tiny: bool) -> Steps:
         yield learned(loss, optimizer).clone()
 
 
-def jax(tiny: bool) -> Steps:
-    """A decoder trained with JAX, whose command buffers are on by default."""
-    yield from jax_training(tiny)
-
-
-def jax_updated(tiny: bool) -> Steps:
-    """The same with fresh buffers at each step, so that XLA sets the parameters of its graphs' nodes each time."""
-    yield from jax_training(tiny, donate=False)
-
-
-def decoding(tiny: bool, updated: bool) -> Steps:
-    """A GPT that decodes token after token, a graph each."""
+def decode(tiny: bool, updated: bool = False) -> Steps:
+    """A GPT that decodes token after token, a graph each; an update sets some kernel nodes before each launch."""
     import torch
 
     sys.path.insert(0, str(ROOT / "python" / "cudasched" / "demo"))
@@ -248,17 +229,7 @@ def decoding(tiny: bool, updated: bool) -> Steps:
         yield ids
 
 
-def decode(tiny: bool) -> Steps:
-    """A decode loop of small graphs."""
-    yield from decoding(tiny, updated=False)
-
-
-def decode_updated(tiny: bool) -> Steps:
-    """The same, some of whose kernel nodes are set by cuGraphExecKernelNodeSetParams before each launch."""
-    yield from decoding(tiny, updated=True)
-
-
-def pieces(tiny: bool, updated: bool) -> Steps:
+def piecewise(tiny: bool, updated: bool = False) -> Steps:
     """A forward pass as vLLM cuts it: graphs of all between two attentions, and attention launched between them."""
     import torch
     from torch import nn
@@ -308,16 +279,6 @@ def pieces(tiny: bool, updated: bool) -> Steps:
         yield hidden[0, 0]
 
 
-def piecewise(tiny: bool) -> Steps:
-    """Piecewise graphs."""
-    yield from pieces(tiny, updated=False)
-
-
-def piecewise_updated(tiny: bool) -> Steps:
-    """The same, each piece updated by cuGraphExecUpdate before its launch."""
-    yield from pieces(tiny, updated=True)
-
-
 def torch_varying(tiny: bool) -> Steps:
     """A transformer trained on sentences whose lengths keep changing, so that the shapes of most launches are new."""
     import torch
@@ -342,13 +303,14 @@ LOADS = {
     "whole_step": Program(whole_step, read_every=24),
     "compiled_inference": Program(compiled_inference, compiles=True),
     "compiled_training": Program(compiled_training, compiles=True),
-    "jax": Program(jax, compiles=True),
+    "jax": Program(jax_training, compiles=True),
     "decode": Program(decode),
     "piecewise": Program(piecewise),
-    "whole_step_updated": Program(whole_step_updated),
-    "jax_updated": Program(jax_updated, compiles=True),
-    "decode_updated": Program(decode_updated),
-    "piecewise_updated": Program(piecewise_updated),
+    "whole_step_updated": Program(partial(whole_step, updated=True)),
+    # Fresh buffers at each step: XLA sets the parameters of its graphs' nodes each time.
+    "jax_updated": Program(partial(jax_training, donate=False), compiles=True),
+    "decode_updated": Program(partial(decode, updated=True)),
+    "piecewise_updated": Program(partial(piecewise, updated=True)),
 }
 #: Those of the ablation of the predictor.
 ABLATED = {name: LOADS[name] for name in ("whole_step", "decode", "piecewise")} | {

@@ -46,7 +46,7 @@ MODULES = {
     "tracing": "observe.tracing",
     "events": "predictor.events",
     "overhead": "overhead.benchmark",
-    "collect": "collect.benchmark",
+    "collect": "overhead.benchmark:COLLECT",
     "pytorch": "pytorch.benchmark",
     "device": "device.benchmark",
     "kernels": "kernels.benchmark:KERNELS",

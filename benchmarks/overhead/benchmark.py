@@ -8,6 +8,8 @@ this run, so nothing else is on the device.
 
 What a launch takes beside another thread that launches in the same context (launch_beside.c, bare) is what sharing a
 process costs whatever the hook does.
+
+`collect` is what recording adds to the same launches, by events and by CUPTI.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cudasched.cli.coverage import find_cupti
 from cudasched.demo.harness import CUDASCHED, Backend, HarnessError, percentile
 
 from benchmarks.c_program import compile_c
@@ -201,10 +205,57 @@ def beside(session: Session) -> None:
     ]
 
 
+def recorded(session: Session, label: str, command: Sequence[str], names: Mapping[str, str]) -> None:
+    """What each way of recording adds."""
+    ways = ("off", "events") if session.rehearsal else ("off", "cupti", "events")
+
+    def run(way: str) -> dict[str, list[float]]:
+        with tempfile.TemporaryDirectory(prefix="cudasched-collect-") as directory:
+            environment = session.backend.environment(hooked=True)
+            if way != "off":
+                environment |= {"CUDASCHED_COLLECT_DIR": directory, "CUDASCHED_COLLECT_TIMING": way}
+                if cupti := environment.get("CUDASCHED_CUPTI") or find_cupti(Path(command[0])):
+                    environment["CUDASCHED_CUPTI"] = cupti
+            found = printed(f"{label}, {way}", [*CUDASCHED, "run", "--", *command], environment, list(names))
+            if way != "off" and not any(path.stat().st_size > 4096 for path in Path(directory).iterdir()):
+                raise HarnessError(f"nothing was recorded by {way}")
+        return found
+
+    series = compare(session, ways, names, run)
+    session.rows += [
+        row(f"{label}, {words}: recorded by {way}", series[name, way], series[name, "off"])
+        for name, words in names.items()
+        for way in ways[1:]
+    ]
+
+
+def recorded_launches(session: Session) -> None:
+    """The same of the launch loop."""
+    recorded(session, *launch_loop(session, build(session.builds)[0]), KERNELS)
+
+
+def recorded_in_pytorch(session: Session) -> None:
+    """The same of PyTorch's operation."""
+    if command := torch_loop(session):
+        recorded(session, "PyTorch", command, ADD)
+
+
+def finish(session: Session) -> None:
+    """Prints the rows."""
+    print(overhead_table(Results(meta=session.meta, rows=session.rows)))
+
+
 BENCHMARK = Benchmark(
     about="ns that the hook adds to a launch, by class",
     groups={"null": on_the_null_driver, "driver": on_the_driver, "pytorch": in_pytorch, "beside": beside},
-    finish=lambda session: print(overhead_table(Results(meta=session.meta, rows=session.rows))),
+    finish=finish,
     settings={"rounds": (7, 2), "batches": (400, 40), "launches": 200},
+    torch=False,
+)
+COLLECT = Benchmark(
+    about="ns that recording adds to a launch, by CUPTI and by events",
+    groups={"launches": recorded_launches, "pytorch": recorded_in_pytorch},
+    finish=finish,
+    settings={"rounds": (5, 1), "batches": (200, 20), "launches": 200},
     torch=False,
 )

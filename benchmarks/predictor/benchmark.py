@@ -5,13 +5,10 @@ The engines take turns; a row's figure is the median over rounds of a batch's ns
 called from compiled loops (speed.cpp); `xgboost-inplace` and `onnxruntime` are called from Python, as their users call
 them. Before anything is timed, cudasched's margins must have the bits of XGBoost's.
 
-`cudasched-cache` and `cudasched-cold` are the predictor as the launcher thread asks it, from a launch with 256 bytes of
-parameters to the prediction and its bound: 512 launches that it knows, and as many that it never saw.
-
-`predictor_figures` is of the shipped model: `miss_ns`, what its predictor takes for a launch that it never saw,
-`hit_ns`, for one that it knows, and `four_predictions_ns`, for all that is said of a new launch. A figure is the
-least of many batches' ns a launch, which a machine that does other work beside it disturbs least; `low` is the same,
-`high` their median.
+`predictor_figures` is of the whole predictor with the shipped model, as the launcher thread asks it, from a launch with
+256 bytes of parameters to the prediction and its bound. `miss_ns` is of launches that it never saw, `hit_ns` of those
+that it knows, `four_predictions_ns` of all that is said of a new launch. A figure is the least of many batches' ns a
+launch, which a machine that does other work beside it disturbs least; `low` is the same, `high` their median.
 
 An engine that is not installed is left out with a word. Needs g++, numpy and xgboost (or xgboost-cpu); for the rivals
 onnxruntime with onnxmltools, treelite and tl2cgen. Rows of other kinds in the results file (accuracy, coverage) stay.
@@ -55,7 +52,6 @@ def build(session: Session) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(library))
     loaded.open_evaluator.restype = ctypes.c_void_p
     loaded.evaluator_isa.restype = ctypes.c_char_p
-    loaded.launch_features.restype = ctypes.c_size_t
     loaded.open_predictor.restype = ctypes.c_void_p
     for name in ("time_evaluator", "time_xgboost", "time_gtil", "time_compiled", "time_hit", "time_cold", "time_four"):
         getattr(loaded, name).restype = ctypes.c_double
@@ -90,24 +86,21 @@ class Bench:
         rows = 16 * session.options.batch
         self.directory = directory = session.builds
         self.library = build(session)
-        self.numpy, self.xgboost = np, xgboost
+        self.xgboost = xgboost
         random = np.random.default_rng(1)
         x = random.normal(size=(20_000, FEATURES)).astype(np.float32)
         y = 10 + 2 * x[:, 0] + np.sin(3 * x[:, 1]) + x[:, 2] * x[:, 3] + 0.3 * np.abs(x[:, 4:]).sum(axis=1)
-        self.booster = self._trained(x, y)
+        parameters = {"max_depth": DEPTH, "eta": 0.1, "max_bin": 255, "nthread": 1}
+        self.booster = xgboost.train(parameters, xgboost.DMatrix(x, y.astype("float32")), TREES)
         self.path = directory / "model.ubj"
         self.booster.save_model(self.path)
         self.rows = random.normal(size=(rows, FEATURES)).astype(np.float32)
         self.out = np.zeros(rows, dtype=np.float32)
         self.margins = self.booster.inplace_predict(self.rows, predict_type="margin")
 
-    def _trained(self, x: Any, y: Any) -> Any:
-        parameters = {"max_depth": DEPTH, "eta": 0.1, "max_bin": 255, "nthread": 1}
-        return self.xgboost.train(parameters, self.xgboost.DMatrix(x, y.astype("float32")), TREES)
-
     def engines(self) -> list[Engine]:
         """Those that are installed and that the processor can run."""
-        found = [*self._cudasched(), *self._predictor()]
+        found = self._cudasched()
         makers: list[tuple[str, Callable[[], Engine]]] = [
             ("xgboost", self._xgboost_inplace),
             ("xgboost's C interface", self._xgboost_c),
@@ -135,31 +128,6 @@ class Bench:
             if self.out.tobytes() != self.margins.tobytes():
                 raise HarnessError(f"{isa}: the margins are not XGBoost's")
         return found
-
-    def _predictor(self) -> list[Engine]:
-        features, count = self.library.launch_features(), 20 * 1024
-        x = self.numpy.zeros((count, features), dtype="float32")
-        self.library.launch_rows(ctypes.c_size_t(count), pointer(x))
-        y = 8 + 0.3 * self.numpy.abs(x[:, ::3]).sum(axis=1) / 10 + self.numpy.sin(x[:, 0])
-        path = self.directory / "launches.ubj"
-        self._trained(x, y).save_model(path)
-        evaluator = best_evaluator(self.library, path)
-
-        def timer(time_all: Any) -> Timer:
-            asked = ctypes.c_void_p(self.library.open_predictor(evaluator))
-
-            def run(rows: Any) -> float:
-                took = float(time_all(asked))
-                if took < 0:
-                    raise HarnessError("the predictor knew an unknown kernel, or did not know a known one")
-                return took
-
-            return run
-
-        return [
-            ("cudasched-cache", "scalar", timer(self.library.time_hit)),
-            ("cudasched-cold", self.library.evaluator_isa(evaluator).decode(), timer(self.library.time_cold)),
-        ]
 
     def _compiled_timer(self, timer: Any, *arguments: Any) -> Timer:
         def run(rows: Any) -> float:

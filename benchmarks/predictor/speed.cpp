@@ -123,20 +123,7 @@ struct Asked {
 
 extern "C" {
 
-std::size_t launch_features() { return predict::kFeatureCount; }
-
-// Features of `count` launches that are not timed, rounded down to whole fills; for training.
-void launch_rows(std::size_t count, float* out) {
-  Launches launches;
-  for (std::size_t row = 0; row + kLaunches <= count; row += kLaunches) {
-    launches.fill((std::uint64_t{1} << 40) + row);
-    for (std::size_t i = 0; i < kLaunches; ++i) {
-      predict::features(launches.query(i), nullptr, out + (row + i) * predict::kFeatureCount);
-    }
-  }
-}
-
-// For time_hit() or time_cold(); `evaluator` takes rows of launch_features() values.
+// For time_hit(), time_cold() or time_four(); `evaluator` takes the features of a launch.
 void* open_predictor(const void* evaluator) {
   auto asked = std::make_unique<Asked>();
   asked->predictor.use_trees(static_cast<const Evaluator*>(evaluator));

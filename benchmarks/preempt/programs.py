@@ -262,7 +262,7 @@ PROGRAMS = {
 #: Those whose kernels last for most of a millisecond and more.
 LONG_KERNELS = tuple(name for name in PROGRAMS if name not in ("jax_transformer", "torch_lstm", "torch_resnet50"))
 #: Other people's models.
-LIBRARIES = {name: each for name, each in OF_LIBRARIES.items() if not each.only_in_core}
+LIBRARIES = {name: each for name, each in OF_LIBRARIES.items() if name != "torch_long_kernels"}
 #: All that a worker may run; those of `PROGRAMS` are as in `main`.
 RUNNABLE = PROGRAMS | LIBRARIES | LOADS | ABLATED | PROGRAMS
 

@@ -194,8 +194,6 @@ class OverheadRow(Strict):
 
 PredictorEngine = Literal[
     "cudasched",
-    "cudasched-cache",
-    "cudasched-cold",
     "xgboost-inplace",
     "xgboost-capi",
     "onnxruntime",
@@ -207,8 +205,7 @@ PredictorEngine = Literal[
 class PredictorSpeedRow(Strict):
     """One prediction on one core, hot, one distinct row a call.
 
-    `cudasched` and the rivals go from a raw float32 row to the margin, `cudasched-cache` and `cudasched-cold` from a
-    launch to its prediction, with the key known and new. A rival's `isa` says how it is called, c or python.
+    A rival's `isa` says how it is called, c or python.
     """
 
     kind: Literal["speed"] = "speed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,10 @@ PROMISED = {
 def test_programs_are_those_of_the_results_form_and_stand_for_themselves_in_a_rehearsal() -> None:
     pattern = ColocationRow.model_fields["best_effort_load"].metadata[0].pattern
     for name, program in LOADS.items():
-        assert re.fullmatch(pattern, name) and program.steps.__name__ == name and program.steps.__doc__
-        assert name.removesuffix("_updated") in SHAPES
+        own = name.removesuffix("_updated")
+        assert re.fullmatch(pattern, name) and own in SHAPES and program.steps.__doc__
+        made_by = program.steps.func if isinstance(program.steps, partial) else program.steps
+        assert made_by is LOADS[own].steps and made_by.__name__ in (own, f"{own}_training")
     assert sum(name.endswith("_updated") for name in LOADS) == 4
 
 

@@ -6,22 +6,21 @@ package, whose import installs the hook. Commands come as JSON lines on stdin, a
     -> {"command": "run", "start_ns": ..., "seconds": 10, "seed": 1, "rates_hz": {"mlp": 60}, "arrivals": "poisson",
         "hint_ms": 0, "slo_ms": 0}
     <- {"event": "result", "latency": {"mlp": {"latency_ms": [...], "wait_ms": [...], "unserved": 0}},
-        "best_effort_per_s": {"gemm": 580.1}, "counted": {"launches": 70125, ...}, "counted_s": 10.5}
-    -> {"command": "kernels"}          <- {"event": "result", "kernel_us": [[62.5, 120], ...], "per_item_us": ...}
+        "best_effort_per_s": {"gemm": 580.1}}
     -> {"command": "busy"}             <- {"event": "result", "busy_us": 1893.5}
     -> {"command": "quit"}
 
 Times in commands and answers are the device's: on the simulated driver, the wall clock's divided by the driver's scale.
-Only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's. A worker may have
-several loads of a role (`--latency bert_graph+mlp`), each on a thread and a stream of its own.
+Only `seconds` and `start_ns` (of the monotonic clock, common to all processes) are the wall clock's.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import dataclasses
 import gc
+import importlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -56,15 +55,8 @@ Region = Callable[[], AbstractContextManager[Any]]
 class Workload(Protocol):
     """A role's repeated work. Every method is called inside `context()`, on one thread at a time."""
 
-    #: The items of one step, for throughput.
-    items: int
     #: Steps after which speed has settled.
     warm_up_steps: int
-
-    @property
-    def stream(self) -> int:
-        """The CUstream it launches on, 0 for the default stream."""
-        ...
 
     def context(self) -> AbstractContextManager[Any]:
         """Makes the device and stream current on the calling thread."""
@@ -80,10 +72,6 @@ class Workload(Protocol):
 
     def synchronize(self) -> None:
         """Waits for everything submitted."""
-        ...
-
-    def kernel_durations(self) -> tuple[list[float], int]:
-        """Durations in us of every kernel of some steps run now, and the items of those steps."""
         ...
 
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
@@ -163,7 +151,6 @@ class Client:
             keep_due: The result of a latency load also has `due_ns`, when each of its requests was due.
         """
         result: dict[str, Any] = {"latency": {}, "best_effort_per_s": {}}
-        before = numbers()
         tasks: list[tuple[str, str, Callable[[], Any]]] = []
         for name, workload in self.latency.items():
             length_s = (LEAD_IN_S + seconds) / self.scale
@@ -184,25 +171,10 @@ class Client:
         carry_out(*tasks[0])
         for thread in threads:
             thread.join()
-        result["counted"] = {name: value - before[name] for name, value in numbers().items()}
-        result["counted_s"] = LEAD_IN_S + seconds
         failed = {*self.latency, *self.best_effort} - {*result["latency"], *result["best_effort_per_s"]}
         if failed:
             raise RuntimeError(f"the thread of {', '.join(sorted(failed))} failed; see its traceback above")
         return result
-
-    def kernels(self) -> dict[str, Any]:
-        """The best-effort load's own kernel durations, as [us, count] pairs, and their sum for one item in us."""
-        if len(self.best_effort) != 1:
-            raise ValueError("this worker has not one best-effort load")
-        (workload,) = self.best_effort.values()
-        with workload.context():
-            durations_us, items = workload.kernel_durations()
-        counts: dict[float, int] = {}
-        for duration_us in durations_us:
-            rounded = round(duration_us, 1)
-            counts[rounded] = counts.get(rounded, 0) + 1
-        return {"kernel_us": sorted(counts.items()), "per_item_us": sum(durations_us) / max(items, 1)}
 
     def busy(self) -> dict[str, Any]:
         """How long a request of the latency load keeps the GPU busy, in us."""
@@ -253,7 +225,7 @@ class Client:
         return result | {"due_ns": served_due_ns} if keep_due else result
 
     def _drive_best_effort(self, workload: Workload, start_ns: int, seconds: float) -> float:
-        """Items a second of the device."""
+        """Steps a second of the device."""
         stop_ns = start_ns + int(seconds * 1e9)
         with workload.context():
             wait_until(start_ns - int(LEAD_IN_S * 1e9))
@@ -262,13 +234,13 @@ class Client:
                     workload.step()
             workload.synchronize()
             began_ns = time.monotonic_ns()
-            items = 0
+            steps = 0
             while time.monotonic_ns() < stop_ns:
                 with self.best_effort_region():
                     workload.step()
-                items += workload.items
+                steps += 1
             workload.synchronize()
-            return items / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
+            return steps / ((time.monotonic_ns() - began_ns) / 1e9 / self.scale)
 
 
 def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
@@ -280,34 +252,8 @@ def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
     return covered
 
 
-def numbers() -> dict[str, int]:
-    """Counters of cudasched in this process, which imported cudasched or runs under it; empty in one without."""
-    if "cudasched" not in sys.modules and "cudasched" not in os.environ.get("LD_PRELOAD", ""):
-        return {}
-    import cudasched
-
-    counts = dataclasses.asdict(cudasched.state())
-    return {name: value for name, value in counts.items() if isinstance(value, int) and not isinstance(value, bool)}
-
-
-def managed_regions(latency: Iterable[Workload], best_effort: Iterable[Workload]) -> tuple[LatencyRegion, Region]:
-    """Regions of both classes, and streams bound to these classes: autograd launches from threads of its own."""
-    import cudasched
-
-    for workloads, client_class in ((latency, "latency"), (best_effort, "best_effort")):
-        for workload in workloads:
-            if workload.stream:
-                cudasched.bind_stream(workload.stream, client_class)
-    return (
-        lambda slo_ms: cudasched.region("latency", slo_ms=slo_ms or None),
-        lambda: cudasched.region("best_effort"),
-    )
-
-
 def probe() -> dict[str, Any]:
     """The machine's first device and driver version, and PyTorch's version, each or None."""
-    import importlib.metadata
-
     found: dict[str, Any] = {"device": None, "driver_version": None, "torch": None, "problem": None}
     try:
         driver = simulated.Driver()
@@ -322,29 +268,10 @@ def probe() -> dict[str, Any]:
 
 def build(args: argparse.Namespace) -> Client:
     """Makes the workloads that the arguments ask for and warms them up."""
-    if args.managed:
-        import cudasched  # noqa: F401  before the first CUDA call: the import installs the hook
-    latency_names = args.latency.split("+") if args.latency else []
-    best_effort_names = args.best_effort.split("+") if args.best_effort else []
-    shared = len(latency_names) + len(best_effort_names) > 1
-    make_latency: Callable[..., Workload]
-    make_best_effort: Callable[..., Workload]
-    if args.backend == "simulated":
-        make_latency, make_best_effort = simulated.latency_workload, simulated.best_effort_workload
-    else:
-        if TYPE_CHECKING:
-            from cudasched.demo import workloads
-        else:
-            import workloads
-        make_latency, make_best_effort = workloads.latency_workload, workloads.best_effort_workload
-    latency: dict[str, Workload] = {name: make_latency(name, own_stream=shared) for name in latency_names}
-    best_effort: dict[str, Workload] = {name: make_best_effort(name, own_stream=shared) for name in best_effort_names}
-    regions: tuple[LatencyRegion, Region] = (lambda slo_ms: nullcontext(), nullcontext)
-    if args.managed:
-        regions = managed_regions(latency.values(), best_effort.values())
-    if shared:
-        sys.setswitchinterval(1e-4)  # else any thread may hold the interpreter for 5 ms
-    return Client(latency, best_effort, args.time_scale, regions)
+    loads: Any = importlib.import_module("simulated" if args.backend == "simulated" else "workloads")
+    latency = {args.latency: loads.latency_workload(args.latency)} if args.latency else {}
+    best_effort = {args.best_effort: loads.best_effort_workload(args.best_effort)} if args.best_effort else {}
+    return Client(latency, best_effort, args.time_scale, (lambda slo_ms: nullcontext(), nullcontext))
 
 
 def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], None]) -> None:
@@ -359,8 +286,6 @@ def serve(client: Client, commands: IO[str], answer: Callable[[dict[str, Any]], 
             gc.disable()
             result = client.run(**command)
             gc.enable()
-        elif name == "kernels":
-            result = client.kernels()
         elif name == "busy":
             result = client.busy()
         else:
@@ -387,10 +312,9 @@ def take_protocol() -> Callable[[dict[str, Any]], None]:
 def main() -> int:
     """Entry point of the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--latency", help="loads that answer requests, joined by +")
-    parser.add_argument("--best-effort", help="loads that run in a closed loop, joined by +")
+    parser.add_argument("--latency", help="a load that answers requests")
+    parser.add_argument("--best-effort", help="a load that runs in a closed loop")
     parser.add_argument("--backend", choices=("torch", "simulated"), default="torch")
-    parser.add_argument("--managed", action="store_true", help="schedule the roles of this process with regions")
     parser.add_argument("--time-scale", type=float, default=1.0, help="wall-clock seconds a second of the device takes")
     parser.add_argument("--probe", action="store_true", help="name the GPU to run on, and stop")
     args = parser.parse_args()
@@ -400,11 +324,9 @@ def main() -> int:
         return 0
     if not (args.latency or args.best_effort):
         parser.error("name a --latency load, a --best-effort load, or both")
-    began = time.monotonic()
     client = build(args)
     client.warm_up()
-    numbers()  # so its imports are done before the first run
-    answer({"event": "ready", "pid": os.getpid(), "startup_s": round(time.monotonic() - began, 2)})
+    answer({"event": "ready", "pid": os.getpid()})
     serve(client, sys.stdin, answer)
     return 0
 

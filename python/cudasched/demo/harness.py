@@ -354,13 +354,10 @@ class Worker(Child):
             client_class = "latency" if spec.latency else "best_effort"
             command = [*CUDASCHED, "run", "--class", client_class, "--", *command]
         super().__init__(spec.name, command, environment)
-        self.startup_s = 0.0
 
     def await_ready(self, timeout_s: float) -> None:
         """Waits until its workloads are built and warm."""
-        began = time.monotonic()
         self.answer(timeout_s, "ready")
-        self.startup_s = time.monotonic() - began
 
 
 class Pool:

@@ -40,7 +40,6 @@ BEST_EFFORT_LOADS: dict[str, tuple[int, ...]] = {
     "gemm": (1400,),
     "elementwise": (100,) * 10,
     "bert_training": (6,) * 40 + (20,) * 20,
-    "bert_varying": tuple(12 + 7 * (i * 37 % 29) for i in range(60)),
 }
 
 
@@ -152,7 +151,6 @@ class Driver:
 class SimulatedWorkload:
     """Launches its kernels in order, again and again; a request of several steps waits for each before the next."""
 
-    items = 1
     warm_up_steps = 3
 
     def __init__(self, durations_us: tuple[int, ...], blocks: int, priority: int, graph: bool, steps: int = 1) -> None:
@@ -202,10 +200,6 @@ class SimulatedWorkload:
         self._driver.synchronize(self._stream)
         self._since_synchronize = 0
 
-    def kernel_durations(self) -> tuple[list[float], int]:
-        """The kernels' set times, in us, and the items: one step."""
-        return [float(us) for us in self._durations_us], self.items
-
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
         """The set times of one request's kernels, in ns, one after the other, and the steps: one."""
         lengths = [1000 * us for us in self._durations_us] * self._steps
@@ -232,7 +226,7 @@ def latency_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:
     return SimulatedWorkload(LATENCY_LOADS[name], QUARTER_GRID, HIGH_PRIORITY if own_stream else 0, graph, steps)
 
 
-def best_effort_workload(name: str, own_stream: bool = False) -> SimulatedWorkload:
+def best_effort_workload(name: str) -> SimulatedWorkload:
     """Builds a best-effort load, always on a stream of its own and of default priority.
 
     Raises:
@@ -240,5 +234,4 @@ def best_effort_workload(name: str, own_stream: bool = False) -> SimulatedWorklo
     """
     if name not in BEST_EFFORT_LOADS:
         raise ValueError(f"unknown best-effort load {name!r}: one of {', '.join(BEST_EFFORT_LOADS)}")
-    del own_stream
     return SimulatedWorkload(BEST_EFFORT_LOADS[name], FULL_GRID, 0, graph=False)

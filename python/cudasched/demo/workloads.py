@@ -1,7 +1,7 @@
 """PyTorch workloads of the demo and of the colocation benchmark: seeded random weights, plain torch, no downloads.
 
 Each answers to the `Workload` protocol of client.py. Latency loads serve one request a step. Best-effort loads run one
-training step, or a handful of kernels, and run ahead of the GPU as far as such programs do.
+training step, and run ahead of the GPU as far as such programs do.
 """
 
 # Type checkers' view of torch depends on the installed version, if any; the rest is checked without it.
@@ -9,8 +9,6 @@ training step, or a handful of kernels, and run ahead of the GPU as far as such 
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -158,7 +156,6 @@ def resnet50(depths: tuple[int, ...] = (3, 4, 6, 3), classes: int = 1000) -> nn.
 class TorchWorkload:
     """The common part: a stream of its own, or the default one as in a program that never heard of streams."""
 
-    items = 1
     warm_up_steps = 10
     profiled_steps = 3
 
@@ -198,17 +195,6 @@ class TorchWorkload:
         if self._stream:
             # A region moves work that is not on a stream of its own.
             (self._stream if self.stream else torch.cuda.current_stream(self.device)).synchronize()
-
-    def kernel_durations(self) -> tuple[list[float], int]:
-        """Durations in us of every kernel of `profiled_steps`, as CUPTI records them, and the items of those steps."""
-        self.synchronize()
-
-        def run() -> None:
-            for _ in range(self.profiled_steps):
-                self.step()
-            self.synchronize()
-
-        return kernel_durations_us(run), self.profiled_steps * self.items
 
     def busy_spans(self) -> tuple[list[tuple[int, int]], int]:
         """Start and length in ns of every kernel, copy and fill of `profiled_steps`, each waited for, and the steps."""
@@ -318,9 +304,9 @@ class Training(TorchWorkload):
     """A training loop under autocast to bf16 on one batch that stays on the GPU."""
 
     def __init__(
-        self, model: nn.Module, batch: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor], own_stream: bool
+        self, model: nn.Module, batch: tuple[Tensor, Tensor], loss: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
-        super().__init__(batch[0].device, own_stream, 0)
+        super().__init__(batch[0].device, own_stream=False, priority=0)
         self.model, self.batch, self.loss = model.train(), batch, loss
         fused = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=fused)
@@ -338,46 +324,6 @@ class Training(TorchWorkload):
         self.steps += 1
         if self.steps % LOSS_EVERY == 0:
             self.last_loss = loss.item()
-
-
-class VaryingTraining(Training):
-    """The same loop over sentences: each step's batch is cut to another length, so that most shapes are new."""
-
-    SHORTEST = 32
-
-    def __init__(self, model: nn.Module, ids: Tensor, own_stream: bool) -> None:
-        super().__init__(model, (ids, torch.zeros(len(ids), 768)), F.mse_loss, own_stream)
-        self._ids = ids
-        self._lengths = random.Random(SEED)
-
-    def step(self) -> None:
-        """One training step on sentences of a length between `SHORTEST` and the whole."""
-        length = self._lengths.randint(self.SHORTEST, self._ids.shape[1])
-        self.batch = self._ids[:, :length], self.batch[1]
-        super().step()
-
-
-class ClosedLoop(TorchWorkload):
-    """Kernels without end, at most `ahead` steps of them submitted and not done."""
-
-    profiled_steps = 100
-
-    def __init__(self, submit: Callable[[], None], device: torch.device, own_stream: bool, items: int, ahead: int):
-        super().__init__(device, own_stream, 0)
-        self.submit, self.items = submit, items
-        self.in_flight: deque[torch.cuda.Event] = deque()
-        self.ahead = ahead
-
-    def step(self) -> None:
-        """Submits `items` kernels, after those of `ahead` steps before are done."""
-        self.submit()
-        if self._stream is None:
-            return
-        done = torch.cuda.Event()
-        done.record()
-        self.in_flight.append(done)
-        if len(self.in_flight) > self.ahead:
-            self.in_flight.popleft().synchronize()
 
 
 def default_device() -> torch.device:
@@ -414,12 +360,11 @@ def latency_workload(name: str, own_stream: bool = False, device: torch.device |
     raise ValueError(f"unknown latency load {name!r}: one of {', '.join(LATENCY_LOADS)}")
 
 
-def best_effort_workload(name: str, own_stream: bool = False, device: torch.device | None = None) -> TorchWorkload:
+def best_effort_workload(name: str, device: torch.device | None = None) -> TorchWorkload:
     """Builds a best-effort load.
 
     Args:
-        name: `transformer`, `resnet50`, `bert_training`, `bert_varying`, `gemm` or `elementwise`.
-        own_stream: On a stream of its own, of default priority, for a process shared with another role.
+        name: `transformer` or `resnet50`.
         device: Where; the GPU by default.
 
     Raises:
@@ -431,36 +376,13 @@ def best_effort_workload(name: str, own_stream: bool = False, device: torch.devi
         if name == "transformer":
             blocks = [Block(1024, 16, causal=True, norm_first=True) for _ in range(24)]
             batch = torch.randn(16, 512, 1024), torch.randn(16, 512, 1024)
-            return Training(nn.Sequential(*blocks), batch, F.mse_loss, own_stream)
+            return Training(nn.Sequential(*blocks), batch, F.mse_loss)
         if name == "resnet50":
             model = resnet50().to(memory_format=torch.channels_last)
             images = torch.randn(64, 3, 224, 224).contiguous(memory_format=torch.channels_last)
-            return Training(model, (images, torch.randint(1000, (64,))), F.cross_entropy, own_stream)
-        if name == "bert_training":
-            batch = torch.randint(30_522, (4, 64)), torch.zeros(4, 768)
-            return Training(Encoder(), batch, F.mse_loss, own_stream)
-        if name == "bert_varying":
-            return VaryingTraining(Encoder(), torch.randint(30_522, (16, 512)), own_stream)
-        if name == "gemm":
-            a, b, c = (torch.randn(8192, 8192, dtype=torch.bfloat16) for _ in range(3))
-
-            def one() -> None:
-                torch.mm(a, b, out=c)
-
-            return ClosedLoop(one, device, own_stream, items=1, ahead=4)
-        if name == "elementwise":
-            # 54 million floats: 216 MB read and as many written, about 100 us at 4.3 TB/s.
-            x, y = torch.randn(54_000_000), torch.empty(54_000_000)
-            factor = torch.tensor(1.0)
-
-            def ten() -> None:
-                for _ in range(5):
-                    torch.mul(x, factor, out=y)
-                    torch.mul(y, factor, out=x)
-
-            return ClosedLoop(ten, device, own_stream, items=10, ahead=4)
+            return Training(model, (images, torch.randint(1000, (64,))), F.cross_entropy)
     raise ValueError(f"unknown best-effort load {name!r}: one of {', '.join(BEST_EFFORT_LOADS)}")
 
 
 LATENCY_LOADS = ("bert_graph", "bert_eager", "resnet50_b4", "gpt_decode", "mlp")
-BEST_EFFORT_LOADS = ("transformer", "resnet50", "gemm", "elementwise", "bert_training", "bert_varying")
+BEST_EFFORT_LOADS = ("transformer", "resnet50")

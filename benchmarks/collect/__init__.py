@@ -1,1 +1,0 @@
-"""What it costs a program that its launches are recorded."""
