@@ -4,6 +4,7 @@ Of README.md and docs/*.md, code, generated tables and comments are not looked a
 words or more: a log line, an error, a help text.
 
     words.py             fails where a figure is over its limit
+    words.py --figures   the figures of all documents, as JSON
     words.py FILE...     the figures of each file, of a source those of its messages behind, and long sentences and free
                          "what" by line
 
@@ -217,13 +218,15 @@ def figures(texts: list[str]) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    for name in arguments:
+    for name in [] if arguments == ["--figures"] else arguments:
         path = pathlib.Path(name)
         for text in [read(path)] if path.suffix == ".md" else [read(path), messages(path)]:
             for line, said in sentences(text):
                 if words(said) > LONG or free_what(said):
                     print(f"{name}:{line}: {words(said)} words: {said}")
             print(f"{name}: {json.dumps(figures([text]))}")
+    if arguments == ["--figures"]:
+        print(json.dumps(figures(texts_of("documents"))))
     if arguments:
         return 0
     over = 0

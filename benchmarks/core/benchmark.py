@@ -5,7 +5,7 @@ backlog         twenty starts of a trainer that never synchronises, and then of 
 launcher        CPU time of the launcher thread beside transformer training, with the gate on and off, and requests
 beside training whose launcher sleeps and beside training whose launcher spins, in turns
 
-Its rows `ddp` are of before `several_gpus`; its row `ci_s` is what CI said.
+Its rows `ddp` are of before `several_gpus`, its row `ci_s` of before `reach`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Where cudasched installs: benchmarks/results/reach.json.
+"""Where cudasched installs, and how much there is to read: benchmarks/results/reach.json.
 
-`wheel` wants `make wheel` and `make wheel-arm64` before; `arm64`, `image` and `roots` say what they want.
+`wheel` wants `make wheel` and `make wheel-arm64` before; `arm64`, `image` and `roots` say what they want. CI's own time
+is given: `--ci-seconds`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import subprocess
@@ -56,6 +58,14 @@ def said(command: list[str]) -> tuple[str, float]:
     return done.stdout, time.monotonic() - began
 
 
+def words(session: Session) -> Found:
+    """Of README.md and docs/*.md, as the lint counts them."""
+    del session
+    figures = json.loads(said([sys.executable, "scripts/words.py", "--figures"])[0])
+    del figures["sentences_over_25"]
+    return {name: one(value) for name, value in figures.items()}
+
+
 def wheels(session: Session) -> Found:
     """Those in dist/: sizes, and the C library that their tags promise, as auditwheel found it."""
     del session
@@ -91,14 +101,14 @@ def arm64(session: Session) -> Found:
 
 
 def image(session: Session) -> Found:
-    """The demo's image without its base. Raises HarnessError where the demo does not run in a container of it."""
+    """The demo's image without its base, and whether the demo runs in a container of it."""
     del session
     text, _ = said(["scripts/image.sh", "demo"])
     sizes = [float(size) for size in re.findall(r"^\S+:\S+ +([\d.]+) MB$", text, re.MULTILINE)]
     if len(sizes) != 2:
         raise HarnessError(f"scripts/image.sh: no sizes of image and base in {text[-500:]!r}")
     own, base = sorted(sizes, reverse=True)
-    return {"image_MB": one(own - base)}
+    return {"image_MB": one(own - base), "image_demo_ok": one(1.0)}
 
 
 def roots(session: Session) -> Found:
@@ -111,15 +121,23 @@ def roots(session: Session) -> Found:
     return {"roots_failed": one(float(failed[1]))}
 
 
+def ci(session: Session) -> Found:
+    """As CI says it."""
+    seconds = session.options.ci_seconds
+    return {"ci_s": one(float(seconds))} if seconds else {}
+
+
 BENCHMARK = Benchmark(
-    about="where cudasched installs",
+    about="where cudasched installs, and how much there is to read",
     groups={
+        "words": words,
         "wheel": wheels,
         "import": imported,
         "install": installed_again,
         "arm64": arm64,
         "image": image,
         "roots": roots,
+        "ci": ci,
     },
     goals={
         "wheel_MB": (5.0, "less"),
@@ -129,8 +147,15 @@ BENCHMARK = Benchmark(
         "arm64_suite_s": (900.0, "less"),
         "import_ms": (50.0, "less"),
         "image_MB": (150.0, "less"),
+        "image_demo_ok": (1.0, "more"),
         "roots_failed": (0.0, "less"),
+        "free_what_per_100": (0.15, "less"),
+        "pronouns_per_100": (3.0, "less"),
+        "words_per_sentence": (20.0, "less"),
+        "docs_words": (40_000.0, "less"),
         "install_again_s": (30.0, "less"),
+        "ci_s": (1200.0, "less"),
     },
+    settings={"ci_seconds": int},
     gpu=False,
 )

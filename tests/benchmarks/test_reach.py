@@ -17,7 +17,7 @@ SIZES = "localhost/base:latest   170 MB\nlocalhost/cudasched:demo          294.5
 @pytest.mark.parametrize(
     ("measure", "text", "found"),
     [
-        (reach.image, SIZES, {"image_MB": 124.5}),
+        (reach.image, SIZES, {"image_MB": 124.5, "image_demo_ok": 1.0}),
         (reach.roots, "==> a\n1 roots failed of: a b\n", {"roots_failed": 1.0}),
         (
             reach.arm64,

@@ -1,6 +1,9 @@
 """scripts/words.py, which holds the documents to plain words."""
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +124,10 @@ def test_a_figure_over_its_limit_fails(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setitem(words.LIMITS["documents"], "docs_words", 10)
     assert words.main([]) == 1
     assert "docs_words is" in capsys.readouterr().out
+
+
+def test_figures_are_json() -> None:
+    printed = subprocess.run(
+        [sys.executable, ROOT / "scripts/words.py", "--figures"], stdout=subprocess.PIPE, check=True
+    )
+    assert json.loads(printed.stdout).keys() == words.LIMITS["documents"].keys()
