@@ -14,6 +14,7 @@ import pytest
 from conftest import PATIENCE_S, Start, finish, line_of
 from cudasched.tune import Settings, read, tune
 from cudasched.tune.measurement import Measurement
+from cudasched.tune.quiet import LONGEST_PAUSE_MS
 from cudasched.tune.workers import Limits, Live, Request
 
 pytest.importorskip("sklearn")
@@ -61,8 +62,6 @@ value = "n"
 reference = "twice.py:twice"
 """
 REFERENCE = 'def twice(inputs, shape):\n    return {"y": 2 * inputs["x"]}\n'
-
-LONGEST_PAUSE_NS = 50_000_000
 
 
 @pytest.fixture
@@ -137,7 +136,8 @@ def test_a_training_pauses_while_a_quiet_tuner_samples_and_runs_in_between(start
     trainer.kill()
     reader.join()
     first, last = pauses[0][0], pauses[-1][1]
-    held = [(begin + 1_000_000, min(end, begin + LONGEST_PAUSE_NS)) for begin, end in pauses]  # a gate opens then
+    longest_ns = round(1e6 * LONGEST_PAUSE_MS)
+    held = [(begin + 1_000_000, min(end, begin + longest_ns)) for begin, end in pauses]  # a gate opens then
     during = [at for at in ended for begin, end in held if begin < at < end]
     assert len(pauses) == 10 and not during, (pauses, during)
     assert len([at for at in ended if first < at < last]) > 10

@@ -323,7 +323,7 @@ def pause(seconds):
     _bench_time.sleep(seconds)
 
 bench.device.time = timed
-_bench_time, _bench.time = _bench.time, SimpleNamespace(perf_counter=_bench.time.perf_counter, sleep=pause)
+_bench_time, _bench.time = _bench.time, SimpleNamespace(perf_counter=float, sleep=pause)  # no sample seems long
 made = bench.run(_bench.Job(Path('axpy.cubin').read_bytes(), {'THREADS': 64, 'PER': 1}, 3))
 print(json.dumps([made.status, len(made.samples_us), made.discarded, len(taken)]))
 """
@@ -373,8 +373,8 @@ def test_samples_taken_beside_a_request_are_thrown_away_and_taken_again(axpy: Pa
             go_on("")
         status, samples, discarded, taken = json.loads(asked())
     assert (status, samples) == ("ok", 3)
-    # The second, which was taken beside the request; on an idle machine the first of the same pause, too.
-    assert discarded >= 1 and taken == samples + discarded
+    # The first of the pause too, not only the second, which was taken beside the request.
+    assert discarded >= 2 and taken == samples + discarded
 
 
 def test_without_a_compiler_or_a_driver_it_says_what_to_install(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
