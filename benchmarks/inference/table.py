@@ -19,7 +19,7 @@ from cudasched import mps
 from cudasched.demo.harness import HarnessError, percentile
 
 from benchmarks import meta
-from benchmarks.inference.goodput import FRONTS, Callers, batchers, goodput, served
+from benchmarks.inference.goodput import OURS, Callers, batchers, goodput, served
 from benchmarks.inference.triton import ROOT, Serving, cudasched
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, Session
@@ -64,7 +64,7 @@ def measure(arm: str, session: Session) -> None:
         environment = {"PYTHONPATH": str(ROOT), **({} if arm == "together" else {"CUDASCHED_OFF": "1"})}
         if arm == "mps":
             environment |= stack.enter_context(of_mps(session))
-        fronts = 1 if session.rehearsal or arm != "together" else FRONTS
+        fronts = 1 if session.rehearsal or arm != "together" else OURS["cudasched"]
         servers: dict[str, Serving] = {}
         before, used = used_mib(), []
         for group in groups:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import json
-import os
-import re
-import signal
 import socket
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cudasched.inference import Batcher, DeadlineError, InputError, QueueFullError, RunError, UseError
-from support import PATIENCE_S, Run, eventually
+from support import PATIENCE_S, eventually
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -33,7 +24,6 @@ rpc = pytest.importorskip("grpc")
 from cudasched.inference import _link  # noqa: E402
 from cudasched.inference._fronts import RemoteModels, Requests, _Call  # noqa: E402
 from cudasched.inference._kserve import Asked, Models  # noqa: E402
-from cudasched.inference._kserve_grpc import RPC  # noqa: E402
 
 # ---- both ends in one process
 
@@ -65,7 +55,7 @@ class Both:
     def further(self) -> socket.socket:
         """The end of another front."""
         own, other = socket.socketpair()
-        threading.Thread(target=self.requests.serve, args=(own, lambda problem: None), daemon=True).start()
+        self.requests.connect(own)
         other.settimeout(PATIENCE_S)
         return other
 
@@ -75,21 +65,18 @@ def connected(batcher: Batcher) -> Iterator[tuple[Requests, RemoteModels, socket
     """Both ends of a front, and the front's socket."""
     one, other = socket.socketpair()
     kept = socket.fromfd(one.fileno(), one.family, one.type)
-    requests, remote = Requests(Models({"m": batcher})), RemoteModels(one)
-    reading = [
-        threading.Thread(target=requests.serve, args=(other, lambda problem: None), daemon=True),
-        threading.Thread(target=remote.read, daemon=True),
-    ]
-    for thread in reading:
-        thread.start()
+    requests, remote = Requests(Models({"m": batcher})), RemoteModels(["m"])
+    requests.connect(other)
+    remote.connect(["m"], one)
+    reading = threading.Thread(target=remote.read, daemon=True)
+    reading.start()
     try:
         yield requests, remote, kept
     finally:
-        kept.shutdown(socket.SHUT_RDWR)
-        for thread in reading:
-            thread.join(PATIENCE_S)
+        remote.close()
+        reading.join(PATIENCE_S)
         kept.close()
-    assert not any(thread.is_alive() for thread in reading)
+    assert not reading.is_alive()
     requests.close()
 
 
@@ -143,6 +130,7 @@ def test_strings_cross() -> None:
 
 
 def test_questions_are_answered_by_the_other_process(both: Both) -> None:
+    assert both.remote.ready()
     both.remote.known("m", "1")
     assert both.remote.server()["name"] == "cudasched" and both.remote.index()[0]["name"] == "m"
     assert both.remote.metadata("m", "")["inputs"][0]["shape"] == [-1]
@@ -266,11 +254,33 @@ def test_a_front_that_is_gone_has_its_requests_cancelled(both: Both) -> None:
     eventually(lambda: both.batcher.statistics().submitted == 2)
     both.front.shutdown(socket.SHUT_RDWR)
     for each in (first, second):
-        with pytest.raises(UseError, match="the process of the models is gone"):
+        with pytest.raises(UseError, match="the process of the model is gone"):
             each.result(PATIENCE_S)
     eventually(lambda: both.batcher.statistics().cancelled == 1)
-    with pytest.raises(UseError, match="the process of the models is gone"):
-        both.remote.submit(asked(1))
+    for ask in (lambda: both.remote.submit(asked(1)), lambda: both.remote.known("m")):
+        with pytest.raises(UseError, match="the process of the model m is gone, and starts again"):
+            ask()
+    assert not both.remote.ready() and both.remote.index()[0]["state"] == "UNAVAILABLE"
+    assert both.remote.statistics("", "") == []
+
+
+def test_models_of_several_processes_are_asked_each_at_its_own(both: Both) -> None:
+    other = Model()
+    with Batcher(other, (1,), slo_ms=None, example=np.float64(0)) as batcher:
+        requests, (one, two) = Requests(Models({"n": batcher})), socket.socketpair()
+        remote = both.remote
+        remote._names = ["n", "m"]
+        assert not remote.ready() and [each["state"] for each in remote.index()] == ["UNAVAILABLE", "READY"]
+        requests.connect(two)
+        remote.connect(["n"], one)
+        assert remote.ready() and [each["name"] for each in remote.index()] == ["n", "m"]
+        (of_n,) = remote.submit(Asked("n", "", asked(7).inputs))
+        assert answer(both, asked(5)) == [10] and of_n.result(PATIENCE_S)["output_0"] == [14]
+        assert other.seen[-1] == 7 and both.model.seen[-1] == 5
+        assert [each["name"] for each in remote.statistics("", "")] == ["n", "m"]
+        with pytest.raises(Exception, match="no model is named 'o'; there are m, n"):
+            remote.known("o")
+        requests.close()
 
 
 @pytest.mark.parametrize(
@@ -333,115 +343,8 @@ def test_answers_that_a_socket_has_no_room_for_come_later(both: Both) -> None:
 def test_a_front_refuses_requests_that_the_other_process_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_link, "_UNSENT_BYTES", 1 << 16)
     own, other = socket.socketpair()
-    remote = RemoteModels(own)
+    remote = RemoteModels(["m"])
+    remote.connect(["m"], own)
     with own, other, pytest.raises(QueueFullError, match="does not keep up"):
         while True:
             remote.submit(asked(*range(10_000)))
-
-
-# ---- the command
-
-MODELS = """
-import numpy
-from cudasched.inference import Batcher
-
-models = {"double": Batcher(lambda inputs: [2 * x for x in inputs], slo_ms=None, example=numpy.zeros(2))}
-"""
-
-
-class Command:
-    """`cudasched models serve` with fronts, and clients of it."""
-
-    def __init__(self, command: str, *options: str) -> None:
-        Path("models.py").write_text(MODELS)
-        served = ["models.py", "--port", "0", "--grpc-port", "0", "--token-file", "token", *options]
-        self.process = subprocess.Popen([command, "models", "serve", *served], stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr
-        self.stderr = self.process.stderr
-        lines = [self.stderr.readline() for _ in range(3)]
-        url = re.fullmatch(r"cudasched: (http://127\.0\.0\.1:(\d+)/v2/models/)\{double\}\n", lines[0])
-        grpc = re.fullmatch(r"cudasched: gRPC at (127\.0\.0\.1:\d+)\n", lines[1])
-        assert url and grpc, lines
-        self.url, self.port, self.grpc = url[1], url[2], grpc[1]
-        self.token = Path("token").read_text().strip()
-
-    def fronts(self) -> list[int]:
-        pid = self.process.pid
-        found = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
-        return [int(child) for child in " ".join(found).split()]
-
-    def post(self, *values: float) -> list[float]:
-        tensor = {"name": "input", "shape": [1, 2], "datatype": "FP64", "data": values}
-        request = urllib.request.Request(f"{self.url}double/infer", json.dumps({"inputs": [tensor]}).encode())
-        request.add_header("authorization", f"Bearer {self.token}")
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            data: list[float] = json.load(answer)["outputs"][0]["data"]
-        return data
-
-    def call(self) -> bool:
-        with rpc.insecure_channel(self.grpc, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            ready = RPC.messages["ModelReadyRequest"](name="double")
-            given = [("authorization", f"Bearer {self.token}")]
-            answer = RPC.stub(channel).ModelReady(ready, metadata=given, timeout=PATIENCE_S, wait_for_ready=True)
-        return bool(answer.ready)
-
-
-@pytest.fixture
-def serving(command: str, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    monkeypatch.chdir(tmp_path)
-    with ExitStack() as stack:
-        running = Command(command, "--fronts", "2")
-        stack.callback(running.process.wait)
-        stack.callback(running.process.kill)
-        yield running
-    running.stderr.close()
-
-
-def test_a_signal_that_another_thread_gets_ends_it_too(serving: Command) -> None:
-    """Guards against a main thread that waits for ever: Python runs handlers there alone, and only once it wakes."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "tgkill"):
-        pytest.skip("needs glibc 2.30")
-    process = serving.process.pid
-    other = max(int(path.name) for path in Path(f"/proc/{process}/task").iterdir())
-    assert other != process and libc.tgkill(process, other, signal.SIGTERM) == 0
-    assert serving.process.wait(PATIENCE_S) == 0
-
-
-def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Command, cudasched: Run) -> None:
-    first = serving.fronts()
-    assert len(first) == 2
-    assert all(serving.post(number, 1) == [2 * number, 2] and serving.call() for number in range(8))
-    again = ["models.py", "--port", serving.port, "--token-file", "token", "--fronts", "1"]
-    taken = cudasched("models", "serve", *again)
-    assert taken.returncode != 0 and f"port {serving.port} is in use by another program" in taken.stderr
-    os.kill(first[0], signal.SIGKILL)
-    assert "a front of the models ended by itself; another takes its place" in serving.stderr.readline()
-
-    def answers() -> bool:
-        try:
-            return serving.post(3, 4) == [6, 8] and len({*serving.fronts()} - {*first}) == 1
-        except (urllib.error.URLError, ConnectionError):  # its connections, until the port is the other's alone
-            return False
-
-    eventually(answers)
-    serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(PATIENCE_S) == 0
-    assert serving.stderr.read() == ""
-
-
-def test_fronts_end_with_the_process_of_the_models(serving: Command) -> None:
-    fronts = serving.fronts()
-    serving.process.kill()
-    eventually(lambda: not any(Path(f"/proc/{front}/cmdline").exists() for front in fronts))
-
-
-def test_a_front_that_cannot_listen_says_why(
-    cudasched: Run, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("models.py").write_text(MODELS)
-    Path("none.pem").write_text("none")
-    options = ["--port", "0", "--token-file", "token", "--tls-cert", "none.pem", "--tls-key", "none.pem"]
-    done = cudasched("models", "serve", "models.py", "--fronts", "3", *options)
-    assert done.returncode != 0 and done.stderr.count("are no certificate and key") == 1, done.stderr

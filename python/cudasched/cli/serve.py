@@ -14,7 +14,7 @@ from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cudasched.inference._fronts import Fronts
+    from cudasched.inference._processes import Processes
     from cudasched.serve._server import Server
 
 __all__ = [
@@ -73,7 +73,7 @@ def check(host: str, tls_cert: Path | None, tls_key: Path | None, insecure: bool
         )
 
 
-def announce(server: Server | Fronts, host: str, path: str, token_path: Path) -> str:
+def announce(server: Server | Processes, host: str, path: str, token_path: Path) -> str:
     """Says on standard error where a server listens, and where its token is; returns its address with the port."""
     shown = f"[{host}]" if ":" in host else host
     address = f"{shown}:{server.port}"

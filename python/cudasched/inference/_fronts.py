@@ -1,192 +1,154 @@
-"""Processes that carry the protocol for the models of another one.
+"""Requests of other processes: a front carries the protocol, and others have the models.
 
 One interpreter decodes, batches and answers some hundred requests a second, and most of that time is the protocol's. A
-front is a process that listens at the address of all fronts, decodes requests, and hands their arrays over a socket to
-the process of the models. There, one thread takes the requests of all fronts, and those that come together may be of
-one batch. The thread that ran a batch sends its answers, one message to each front.
-
-A front ends with the process of the models. Where a front ends by itself, another takes its place.
+front decodes requests, and hands their arrays over a socket to the process that has the model. There, one thread takes
+the requests of all fronts, and those that come together may be of one batch. The thread that ran a batch sends its
+answers, one message to each front. `_processes` starts the processes, and connects each front with all of those.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
-import math
-import pickle
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cudasched.errors import ConfigError, Error
+from cudasched.errors import Error
 from cudasched.inference._batcher import Answer, Batcher, Call
 from cudasched.inference._errors import QueueFullError, RunError, UseError
-from cudasched.inference._kserve import Asked, Models
+from cudasched.inference._kserve import Asked, Models, check_known, indexed, server
 from cudasched.inference._link import Link, Links, Message, packed, pickled
 from cudasched.log import logger
 
-if TYPE_CHECKING:
-    from cudasched.serve._server import Server
+__all__ = ["RemoteModels", "Requests"]
 
-__all__ = ["Fronts", "Options", "RemoteModels", "server_of"]
-
-_SUBMIT, _CANCEL, _LISTENS = "submit", "cancel", "listens"
-_CALLS = frozenset({"server", "known", "metadata", "index", "statistics"})
-_READY_S = 120.0
-_SHORT_S, _MOST_SHORT = 5.0, 3  # so many fronts in a row that end so soon: a further one would, too
-_END_S = 5.0
-_LOOK_S = 0.5
+_SUBMIT, _CANCEL = "submit", "cancel"
+_CALLS = frozenset({"known", "metadata", "statistics"})
 
 
-@dataclass(frozen=True)
-class Options:
-    """Of a server of models, or of each front: the arguments of `Server`, and files in the place of their contents.
+class _Place(Link):
+    """In a front: a process that has models, and the requests to it that have no answer, by their numbers."""
 
-    Attributes:
-        host: The address.
-        port: Of HTTP; 0: any that is free.
-        grpc_port: Likewise; None: no gRPC.
-        token_file: Has the token.
-        tls_cert: A PEM file; None: no TLS.
-        tls_key: A PEM file.
-        allowed_hosts: Further names of the server.
-        body_bytes: The largest request.
-    """
-
-    host: str
-    port: int
-    grpc_port: int | None
-    token_file: Path
-    tls_cert: Path | None
-    tls_key: Path | None
-    allowed_hosts: tuple[str, ...]
-    body_bytes: int
-
-
-def server_of(models: Models, options: Options, shared: bool = False) -> Server:
-    """A server of models in this process. Errors as of `Server`.
-
-    Args:
-        models: Those of this process, or of another one.
-        options: Its options.
-        shared: Other processes listen at the same ports.
-    """
-    from cudasched.inference._kserve_grpc import grpc_server
-    from cudasched.inference._kserve_http import PUBLIC, application
-    from cudasched.serve._guard import Limits
-    from cudasched.serve._secret import token_from
-    from cudasched.serve._server import Server
-
-    return Server(
-        application(models),
-        token_from(options.token_file),
-        public=PUBLIC,
-        grpc=partial(grpc_server, models, shared=shared),
-        host=options.host,
-        port=options.port,
-        grpc_port=options.grpc_port,
-        certificate=options.tls_cert,
-        key=options.tls_key,
-        allowed_hosts=options.allowed_hosts,
-        limits=Limits(body_bytes=options.body_bytes, per_s=math.inf),
-        shared=shared,
-    )
+    def __init__(self, links: Links, own: socket.socket) -> None:
+        self.answers: dict[int, Future[Any]] = {}
+        super().__init__(links, own)
 
 
 class RemoteModels:
-    """In a front: as `Models`, of the process at the other end of a socket."""
+    """In a front: as `Models`, of the processes at the other ends of sockets.
 
-    def __init__(self, own: socket.socket) -> None:
+    Args:
+        names: Of all models, in their order. One that no socket leads to is not there now.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._links = Links()
-        self._link = Link(self._links, own)
-        self._answers: dict[int, Future[Any]] = {}
+        self._places: dict[str, _Place] = {}
         self._numbers = itertools.count(1)
 
-    def read(self) -> None:
-        """Takes answers, until the process of the models is gone: all that wait fail then."""
-        gone: list[Any] = []
-        while not gone:
-            messages, gone, _ = self._links.read()
-            self._take(messages)
-        self._links.close()
-        for number in list(self._answers):
-            self._end(number, None, UseError("the process of the models is gone"))
+    def connect(self, names: Sequence[str], own: socket.socket) -> None:
+        """These models are at the other end from here on. Any thread may call this."""
+        place = _Place(self._links, own)
+        self._places |= dict.fromkeys(names, place)
 
-    def listens(self, problem: str) -> None:
-        """Says that this front listens, or why it does not."""
-        self._link.send(pickled(0, (_LISTENS, (problem,))))
+    def read(self) -> None:
+        """Takes answers, until `close`. Where a process is gone, all that wait for it fail."""
+        goes_on = True
+        while goes_on:
+            messages, gone, goes_on = self._links.read()
+            self._take(messages)
+            for place in gone:
+                self._places = {name: its for name, its in self._places.items() if its is not place}
+                for number in list(place.answers):
+                    self._end(place, number, None, UseError("the process of the model is gone"))
+        self._links.close()
+
+    def close(self) -> None:
+        """Ends `read`."""
+        self._links.wake()
 
     def server(self) -> Any:
         """See `Models`."""
-        return self._ask("server").result()
+        return server()
+
+    def ready(self) -> bool:
+        """See `Models`."""
+        return all(name in self._places for name in self._names)
 
     def known(self, name: str, version: str = "") -> None:
-        """Raises _UnknownModelError."""
-        self._ask("known", name, version).result()
+        """Raises _UnknownModelError, and UseError where the model's process is not there."""
+        self._ask(name, "known", name, version)
 
     def metadata(self, name: str, version: str) -> Any:
         """See `Models`."""
-        return self._ask("metadata", name, version).result()
+        return self._ask(name, "metadata", name, version)
 
     def index(self) -> Any:
         """See `Models`."""
-        return self._ask("index").result()
+        return [indexed(name, name in self._places) for name in self._names]
 
     def statistics(self, name: str, version: str) -> Any:
-        """See `Models`."""
-        return self._ask("statistics", name, version).result()
+        """See `Models`. Without a name, of those whose process is there."""
+        if name:
+            return self._ask(name, "statistics", name, version)
+        return [row for each in self._names if each in self._places for row in self.statistics(each, version)]
 
     def submit(self, asked: Asked) -> list[Future[Any]]:
         """One answer to all rows. An error of the request is the answer's, and is not raised."""
+        place = self._place(asked.model)
         about = asked.model, asked.version, tuple(asked.outputs), tuple(asked.parameters.items())
         number = next(self._numbers)
         try:
             parts = packed(number, about, asked.inputs, once=bool(asked.parameters))
         except TypeError:  # a parameter is no number
             parts = None
-        answer = self._sent(number, parts or pickled(number, (_SUBMIT, (asked,))))
-        answer.add_done_callback(partial(self._cancelled, number))
+        answer = self._sent(place, number, parts or pickled(number, (_SUBMIT, (asked,))))
+        answer.add_done_callback(partial(self._cancelled, place, number))
         return [answer]
 
     def outputs(self, asked: Asked, answers: list[Any]) -> Any:
-        """The arrays, which the process of the models has made."""
+        """The arrays, which the process of the model has made."""
         del asked
         return answers[0]
 
-    def _ask(self, method: str, *arguments: Any) -> Future[Any]:
-        number = next(self._numbers)
-        return self._sent(number, pickled(number, (method, arguments)))
+    def _place(self, name: str) -> _Place:
+        place = self._places.get(name)
+        if place is None:
+            check_known(name, self._names)
+            raise UseError(f"the process of the model {name} is gone, and starts again")
+        return place
 
-    def _sent(self, number: int, parts: list[Any]) -> Future[Any]:
-        answer = self._answers[number] = Future()
+    def _ask(self, name: str, method: str, *arguments: Any) -> Any:
+        number = next(self._numbers)
+        return self._sent(self._place(name), number, pickled(number, (method, arguments))).result()
+
+    def _sent(self, place: _Place, number: int, parts: list[Any]) -> Future[Any]:
+        answer = place.answers[number] = Future()
         try:
-            self._link.send(parts)
+            place.send(parts)
         except Error:
-            self._answers.pop(number, None)  # or all have failed meanwhile
+            place.answers.pop(number, None)  # or all have failed meanwhile
             raise
         return answer
 
-    def _cancelled(self, number: int, answer: Future[Any]) -> None:
-        if answer.cancelled() and self._answers.pop(number, None) is not None:
+    def _cancelled(self, place: _Place, number: int, answer: Future[Any]) -> None:
+        if answer.cancelled() and place.answers.pop(number, None) is not None:
             with suppress(Error):
-                self._link.send(pickled(number, (_CANCEL, ())))
+                place.send(pickled(number, (_CANCEL, ())))
 
     def _take(self, messages: list[Message]) -> None:
         for message in messages:
             result, error = message.about or (dict(message.arrays or ()), None)
-            self._end(message.number, result, error)
+            self._end(message.link, message.number, result, error)
 
-    def _end(self, number: int, result: Any, error: Exception | None) -> None:
-        answer = self._answers.pop(number, None)
+    def _end(self, place: _Place, number: int, result: Any, error: Exception | None) -> None:
+        answer = place.answers.pop(number, None)
         with suppress(InvalidStateError):  # cancelled meanwhile
             if answer is not None and error is not None:
                 answer.set_exception(error)
@@ -220,18 +182,15 @@ class _Call(Call):
 
 
 class _Front(Link):
-    """In the process of the models: a front, and its requests.
+    """In a process that has models: a front, and its requests.
 
     Attributes:
-        listens: Told when it does, or why it does not.
         running: The requests that have no answer, by their numbers.
-        ended: The front is gone.
     """
 
-    def __init__(self, links: Links, own: socket.socket, models: Models, listens: Callable[[str], None]) -> None:
-        self._models, self.listens = models, listens
+    def __init__(self, links: Links, own: socket.socket, models: Models) -> None:
+        self._models = models
         self.running: dict[int, _Call] = {}
-        self.ended = threading.Event()
         self._counting = threading.Lock()
         super().__init__(links, own)
 
@@ -283,7 +242,7 @@ def refused(number: int, error: Exception) -> list[Any]:
 
 
 class Requests:
-    """In the process of the models: one thread that takes the requests of all fronts."""
+    """In a process that has models: one thread that takes the requests of all fronts."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -291,9 +250,9 @@ class Requests:
         self._thread = threading.Thread(target=self._read, name="cudasched-fronts", daemon=True)
         self._thread.start()
 
-    def serve(self, own: socket.socket, listens: Callable[[str], None]) -> None:
-        """Returns when the front at the other end is gone."""
-        _Front(self._links, own, self._models, listens).ended.wait()
+    def connect(self, own: socket.socket) -> None:
+        """A front is at the other end. Any thread may call this."""
+        _Front(self._links, own, self._models)
 
     def close(self) -> None:
         """All fronts are gone."""
@@ -308,7 +267,6 @@ class Requests:
             for front in gone:
                 for number in list(front.running):
                     self._cancel(front, number)
-                front.ended.set()
         self._links.close()
 
     def _take(self, messages: list[Message]) -> None:
@@ -352,8 +310,6 @@ class Requests:
             method, arguments = about
             if method == _CANCEL:
                 self._cancel(front, number)
-            elif method == _LISTENS:
-                front.listens(*arguments)
             else:
                 assert method in _CALLS
                 result = getattr(self._models, method)(*arguments)
@@ -366,157 +322,3 @@ class Requests:
         if call := front.running.pop(number, None):
             call.batcher._withdraw(call)
             call.clear()
-
-
-class Fronts:
-    """Fronts of models, each a process. Ports of 0 become those that are taken.
-
-    Args:
-        models: Of this process.
-        count: How many fronts.
-        options: Of each.
-
-    Raises:
-        ConfigError: An address cannot be had, or the token.
-    """
-
-    def __init__(self, models: Models, count: int, options: Options) -> None:
-        from cudasched.serve._secret import token_from
-        from cudasched.serve._server import reserved
-
-        token_from(options.token_file)  # made before the fronts read it
-        self.scheme = "https" if options.tls_cert else "http"
-        self._reserved = [reserved(options.host, options.port)]
-        if options.grpc_port is not None:
-            self._reserved.append(reserved(options.host, options.grpc_port))
-        self.port, *grpc_ports = (int(each.getsockname()[1]) for each in self._reserved)
-        self.grpc_port = grpc_ports[0] if grpc_ports else None
-        self._options = {**asdict(options), "port": self.port, "grpc_port": self.grpc_port}
-        self._ended = threading.Event()
-        self._ready = threading.Semaphore(0)
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._failed = ""
-        self._threads = [
-            threading.Thread(target=self._keep, args=(place,), name=f"cudasched-front-{place}")
-            for place in range(count)
-        ]
-        self._requests = Requests(models)
-
-    def start(self) -> None:
-        """Returns when all fronts listen; from here on SIGTERM and SIGINT end `run`, if this is the main thread.
-
-        Raises:
-            ConfigError: A front does not listen.
-        """
-        from cudasched.serve._server import on_signals
-
-        on_signals(self.stop)
-        for thread in self._threads:
-            thread.start()
-        until = time.monotonic() + _READY_S
-        for _ in self._threads:
-            if not self._ready.acquire(timeout=max(0.0, until - time.monotonic())):
-                self._fail(f"a front of the models does not listen within {_READY_S:.0f} s")
-        if self._failed:
-            self.run()
-
-    def run(self) -> None:
-        """Serves until `stop` is called. Raises ConfigError where fronts end by themselves, again and again."""
-        while not self._ended.wait(_LOOK_S):  # a signal that another thread got is handled once this one wakes
-            pass
-        self._join()
-        if self._failed:
-            raise ConfigError(self._failed)
-
-    def stop(self) -> None:
-        """Ends `run`, and all fronts. May be called by a handler of signals."""
-        self._ended.set()
-        for process in list(self._processes.values()):
-            with suppress(OSError):
-                process.terminate()
-
-    def _join(self) -> None:
-        for thread in self._threads:
-            thread.join()
-        self._requests.close()
-        for each in self._reserved:
-            each.close()
-
-    def _fail(self, problem: str) -> None:
-        self._failed = self._failed or problem
-        self.stop()
-
-    def _keep(self, place: int) -> None:
-        """One front after another."""
-        short, listened = 0, False
-
-        def listens(problem: str) -> None:
-            nonlocal listened
-            if problem:
-                self._fail(problem)
-            elif not listened:
-                listened = True
-                self._ready.release()
-
-        while not self._ended.is_set():
-            began = time.monotonic()
-            self._serve(place, listens)
-            if self._ended.is_set():
-                break
-            short = short + 1 if time.monotonic() - began < _SHORT_S else 0
-            if not listened or short == _MOST_SHORT:
-                self._fail("a front of the models ends by itself: see its message")
-            else:
-                logger.warning("a front of the models ended by itself; another takes its place")
-        if not listened:
-            self._ready.release()
-
-    def _serve(self, place: int, listens: Callable[[str], None]) -> None:
-        """One front, to its end."""
-        own, other = socket.socketpair()
-        with other:
-            command = [sys.executable, "-m", __name__, str(other.fileno())]
-            try:
-                process = self._processes[place] = subprocess.Popen(command, pass_fds=[other.fileno()])
-            except OSError as error:
-                own.close()
-                return self._fail(f"a front of the models cannot be started: {error}")
-        if self._ended.is_set():  # meanwhile
-            process.terminate()
-        with suppress(OSError):
-            own.sendall(pickle.dumps(self._options))
-        self._requests.serve(own, listens)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def main() -> int:
-    """A front: serves what it is told at the other end of the socket whose descriptor is given."""
-    own = socket.socket(fileno=int(sys.argv[1]))
-    with own.makefile("rb") as first:  # nothing else comes before this end asks
-        options = Options(**pickle.load(first))
-    models: Any = RemoteModels(own)
-    try:
-        server = server_of(models, options, shared=True)
-    except Error as error:
-        models.listens(str(error))
-        models.read()
-        return 1
-
-    def read() -> None:
-        models.read()
-        server.stop()
-
-    threading.Thread(target=read, name="cudasched-front-read", daemon=True).start()
-    gc.collect()
-    gc.freeze()
-    models.listens("")
-    server.run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import functools
 import math
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,20 @@ from cudasched.errors import ConfigError, Error
 from cudasched.inference._batcher import Batcher
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
 
-__all__ = ["VERSION", "Asked", "Models", "check", "datatype", "decoded", "numbers", "raw", "refusal"]
+__all__ = [
+    "VERSION",
+    "Asked",
+    "Models",
+    "check",
+    "check_known",
+    "datatype",
+    "decoded",
+    "indexed",
+    "numbers",
+    "raw",
+    "refusal",
+    "server",
+]
 
 VERSION = "1"
 """Of every model."""
@@ -96,12 +109,15 @@ class Models:
 
     def server(self) -> dict[str, Any]:
         """The server's metadata."""
-        return {"name": "cudasched", "version": __version__, "extensions": ["binary_tensor_data", "statistics"]}
+        return server()
+
+    def ready(self) -> bool:
+        """Whether all models are."""
+        return True
 
     def known(self, name: str, version: str = "") -> Batcher:
         """A model's batcher. Raises _UnknownModelError, which says which there are."""
-        if name not in self._batchers:
-            raise _UnknownModelError(f"no model is named {shown(name)}; there are {', '.join(sorted(self._batchers))}")
+        check_known(name, self._batchers)
         if version not in ("", VERSION):
             raise _UnknownModelError(f"the model {shown(name)} has no version {shown(version)}; it has {VERSION}")
         return self._batchers[name]
@@ -120,7 +136,7 @@ class Models:
 
     def index(self) -> list[dict[str, str]]:
         """The models, all of which are ready."""
-        return [{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in self._batchers]
+        return [indexed(name, True) for name in self._batchers]
 
     def statistics(self, name: str, version: str) -> list[dict[str, Any]]:
         """Triton's, of one model or of all (no name); with `Batcher.statistics` under ``batcher``.
@@ -207,6 +223,27 @@ class Models:
         if isinstance(example, Mapping):
             return [{name: array[row, ...] for name, array in arrays.items()} for row in rows]
         return [arrays["input"][row, ...] for row in rows]
+
+
+def server() -> dict[str, Any]:
+    """The server's metadata."""
+    return {"name": "cudasched", "version": __version__, "extensions": ["binary_tensor_data", "statistics"]}
+
+
+def indexed(name: str, ready: bool) -> dict[str, str]:
+    """A model's line of the index."""
+    return {
+        "name": name,
+        "version": VERSION,
+        "state": "READY" if ready else "UNAVAILABLE",
+        "reason": "" if ready else "its process starts again",
+    }
+
+
+def check_known(name: str, names: Collection[str]) -> None:
+    """Raises _UnknownModelError, which says which there are."""
+    if name not in names:
+        raise _UnknownModelError(f"no model is named {shown(name)}; there are {', '.join(sorted(names))}")
 
 
 def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:

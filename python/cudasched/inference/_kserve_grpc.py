@@ -43,7 +43,7 @@ class _Operations:
         return self._messages["ServerLiveResponse"](live=True)
 
     def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self._messages["ServerReadyResponse"](ready=True)
+        return self._messages["ServerReadyResponse"](ready=self._models.ready())
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._models.known(request.name, request.version)

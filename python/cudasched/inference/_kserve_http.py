@@ -67,6 +67,11 @@ def application(models: Models) -> Application:
     async def live(_: Request) -> Any:
         return {}
 
+    async def all_ready(_: Request) -> Any:
+        if not models.ready():
+            raise UseError("the process of a model starts again")
+        return {}
+
     async def ready(request: Request) -> Any:
         name, version = _model(request)
         models.known(name, version)
@@ -115,7 +120,7 @@ def application(models: Models) -> Application:
     routes = [
         Route("/v2", json_of(server)),
         Route("/v2/health/live", json_of(live)),
-        Route("/v2/health/ready", json_of(live)),
+        Route("/v2/health/ready", json_of(all_ready)),
         Route("/v2/models/stats", json_of(statistics)),
         Route("/v2/repository/index", json_of(index), methods=["POST"]),
     ]
