@@ -213,7 +213,7 @@ class Models:
 
     def _rows(self, asked: Asked, example: Any) -> list[Any]:
         inputs = self._inputs[asked.model]
-        arrays = {name: _like(inputs.get(name), array) for name, array in asked.inputs}
+        arrays = {name: _like(inputs.get(name), _writable(array)) for name, array in asked.inputs}
         counts = {len(array) for array in arrays.values()}
         if arrays.keys() != inputs.keys():
             raise InputError(f"the inputs are {', '.join(sorted(inputs))}; given are {', '.join(sorted(arrays))}")
@@ -247,7 +247,7 @@ def check_known(name: str, names: Collection[str]) -> None:
 
 
 def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
-    """An array of a tensor.
+    """An array of a tensor; it may be a view of the data.
 
     Args:
         name: Of the tensor.
@@ -276,7 +276,7 @@ def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
         elif datatype == "BOOL":
             array = np.frombuffer(data, np.uint8) != 0
         else:
-            array = np.frombuffer(bytearray(data), dtype)  # a copy, which the model may write to
+            array = np.frombuffer(data, dtype)
         return array.reshape(shape)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{name}: the data are no {datatype} of shape {list(shape)}: {error}") from None
@@ -359,6 +359,11 @@ def _number(asked: Asked, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise InputError(f"the parameter {name} = {shown(value)}: a number is needed")
     return float(value)
+
+
+def _writable(array: Any) -> Any:
+    """The model may write to its inputs."""
+    return array if array.flags.writeable else array.copy()
 
 
 def _like(example: Any, array: Any) -> Any:
