@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-CONNECTIONS = 8
+CONNECTIONS = 16
 """Requests take turns on them, as those of many clients."""
 
 

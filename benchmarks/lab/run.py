@@ -70,6 +70,7 @@ MODULES = {
     "inference_load": "inference.benchmark:LOAD",
     "goodput": "inference.goodput:GOODPUT",
     "inference_table": "inference.table",
+    "inference_beside": "inference.beside",
 }
 Group = Callable[[Session], Found | None]
 
