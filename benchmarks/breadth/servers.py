@@ -1,6 +1,7 @@
-"""Servers of the breadth benchmark beside those of the demo: a vision transformer, and a recommender that copies.
+"""Servers of the breadth benchmark beside those of the demo: a vision transformer, a recommender that copies, others.
 
-Each answers to the `Workload` protocol of cudasched/demo/client.py. Seeded random weights, plain torch, no downloads.
+Each answers to the `Workload` protocol of cudasched/demo/client.py. Seeded random weights, plain torch but for
+ONNX Runtime's, no downloads.
 """
 
 # What type checkers see of torch depends on whether and which torch is installed.
@@ -8,9 +9,11 @@ Each answers to the `Workload` protocol of cudasched/demo/client.py. Seeded rand
 
 from __future__ import annotations
 
+import io
+
 import torch
 from torch import Tensor, nn
-from workloads import SEED, Block, Decoder, Decoding, Requests, default_device, latency_workload
+from workloads import SEED, Block, Decoder, Decoding, Encoder, Requests, default_device, latency_workload
 
 
 class VisionTransformer(nn.Module):
@@ -71,11 +74,32 @@ class ShortDecoding(Decoding):
     TOKENS = 8
 
 
+class OnnxRequests(Requests):
+    """A request to ONNX Runtime, on a stream of its own; its input and its answer are on the host."""
+
+    def __init__(self, model: nn.Module, ids: Tensor) -> None:
+        import onnxruntime
+
+        super().__init__(model, ids, graph=False, own_stream=False)
+        file = io.BytesIO()
+        torch.onnx.export(self.model, (ids,), file, input_names=["ids"], output_names=["scores"], dynamo=False)
+        provider = "CUDAExecutionProvider" if ids.is_cuda else "CPUExecutionProvider"
+        self.session = onnxruntime.InferenceSession(file.getvalue(), providers=[provider])
+        if provider not in self.session.get_providers():
+            raise RuntimeError(f"ONNX Runtime has no {provider}: it could not be loaded")
+        self.ids = ids.cpu().numpy()
+
+    def step(self) -> None:
+        """One request, to its end."""
+        self.session.run(None, {"ids": self.ids})
+
+
 def server(name: str, tiny: bool = False) -> Requests:
     """Builds a server.
 
     Args:
-        name: `vit_graph`, `recommender`, `decode_short` (a small GPT, eagerly), or a latency load of the demo.
+        name: `vit_graph`, `recommender`, `decode_short` (a small GPT, eagerly), `bert_onnx` (onnxruntime, onnx), or
+            a latency load of the demo.
         tiny: Shapes for a test.
 
     Raises:
@@ -100,4 +124,8 @@ def server(name: str, tiny: bool = False) -> Requests:
             model = Recommender(tables, rows)
         inputs = torch.randint(rows, (batch, tables, 4)), torch.randn(batch, 13)
         return CopyingRequests(model, inputs, device, own_stream=False)
+    if name == "bert_onnx":
+        with torch.device(device):
+            model = Encoder().to(torch.float16 if device.type == "cuda" else torch.float32)
+            return OnnxRequests(model, torch.randint(30_522, (1, 16 if tiny else 128)))
     return latency_workload(name)

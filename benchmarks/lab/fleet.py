@@ -23,6 +23,7 @@ SIMULATED_SERVERS = {
     **dict.fromkeys(("vit_graph", "tensor_parallel_graph", "tensor_parallel_eager"), "mlp"),
     "recommender": "resnet50_b4",
     "decode_short": "gpt_decode",
+    "bert_onnx": "bert_eager",
 }
 
 

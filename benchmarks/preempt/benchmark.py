@@ -170,6 +170,7 @@ SCENES = {
         BARE,
         profiled=True,
     ),
+    "engines": Scene(tuple(itertools.product(FEW, ["bert_onnx"])), (*ALONE, "slices", "cudasched"), BARE, BARE_SERVERS),
     "slack": Scene(
         (("torch_llama_layers", DECODER),),
         (*ALONE, "cudasched_two_processes_slack", "cudasched_mps_slack"),

@@ -28,6 +28,7 @@ LatencyLoad = Literal[
     "decode_eager",
     "mlp",
     "decode_short",
+    "bert_onnx",
     "vit_graph",
     "recommender",
     "tensor_parallel_graph",
