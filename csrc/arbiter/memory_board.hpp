@@ -32,15 +32,21 @@ struct alignas(64) SlotMemory {
   std::atomic<std::uint64_t> away_bytes;     // and that are there
   std::atomic<std::uint32_t> gives;          // 1: it has a cache or a pool, and a thread that can empty that
   std::atomic<std::uint32_t> request_moves;  // of a client that asks: 1: memory is to be moved, not only cached memory
+  // Of a client that takes turns with its memory (schedule/memory_turns.hpp):
+  std::atomic<std::uint64_t> lacks_bytes;  // that it waits for
+  std::atomic<std::int64_t> lacks_since_ns;
+  std::atomic<std::int64_t> turn_until_ns;  // 0: it takes none
 
   // The slot has a new owner.
   void clear() noexcept {
-    for (auto* const word :
-         {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes, &refusals,
-          &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes, &movable_bytes, &away_bytes}) {
+    for (auto* const word : {&held_bytes, &peak_bytes, &limit_bytes, &request, &request_bytes, &answered, &given_bytes,
+                             &refusals, &pool_reserved_bytes, &pool_allocated_bytes, &pool_largest_free_bytes,
+                             &movable_bytes, &away_bytes, &lacks_bytes}) {
       word->store(0, std::memory_order_relaxed);
     }
     request_until_ns.store(0, std::memory_order_relaxed);
+    lacks_since_ns.store(0, std::memory_order_relaxed);
+    turn_until_ns.store(0, std::memory_order_relaxed);
     gives.store(0, std::memory_order_relaxed);
     request_moves.store(0, std::memory_order_relaxed);
   }

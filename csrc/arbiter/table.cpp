@@ -31,7 +31,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 static_assert(std::is_standard_layout_v<Slot> && sizeof(Slot) == 448 && offsetof(Slot, name) == 240 &&
               offsetof(Slot, job) == 336 && offsetof(Slot, segment) == 360);
 static_assert(std::is_standard_layout_v<Layout> && sizeof(Counts) == 13952 && sizeof(SharedCounts) == 27968 &&
-              sizeof(SlotMemory) == 128 && sizeof(MemoryBoard) == 64 + kSlotCount * sizeof(SlotMemory) &&
+              sizeof(SlotMemory) == 192 && sizeof(MemoryBoard) == 64 + kSlotCount * sizeof(SlotMemory) &&
               sizeof(Layout) == 29120 + kSlotCount * sizeof(SharedCounts) + sizeof(MemoryBoard));
 static_assert(offsetof(Layout, active) == 128 && offsetof(Layout, latency) == 192 && offsetof(Layout, waiting) == 256 &&
               offsetof(Layout, wake_sequence) == 264 && offsetof(Layout, turn) == 320 &&

@@ -39,7 +39,7 @@
 namespace cudasched::arbiter {
 
 inline constexpr int kSlotCount = 64;
-inline constexpr std::uint32_t kLayoutVersion = 14;
+inline constexpr std::uint32_t kLayoutVersion = 15;
 static_assert(sizeof(Counts) == 13'952, "other counts (counts.inc) are another layout: change kLayoutVersion, too");
 inline constexpr int kTurnSlotShift = 56;
 inline constexpr std::uint32_t kOwnPolicy = 255;

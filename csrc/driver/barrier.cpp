@@ -68,6 +68,13 @@ void Barrier::wait_outside() noexcept {
 }
 
 bool Barrier::await() noexcept {
+  waiting_.fetch_add(1);
+  const bool opened = awaited();
+  waiting_.fetch_sub(1);
+  return opened;
+}
+
+bool Barrier::awaited() noexcept {
   for (;;) {
     const std::uint32_t seen = word_.load();
     if (seen == kOpen) return true;
@@ -110,6 +117,7 @@ void Barrier::end() noexcept {
 void Barrier::reset_in_child() noexcept {
   thread = {};
   inside_.store(0);
+  waiting_.store(0);
   word_.store(kOpen);
   pinned_.store(true);  // the driver does not work in a child
 }

@@ -56,6 +56,8 @@ class Barrier {
   void open() noexcept;
 
   bool closed() const noexcept { return word_.load() != kOpen; }
+  // Calls wait until it opens.
+  bool waited_for() const noexcept { return waiting_.load() != 0; }
   // At exit: calls that wait, and later ones, fail where the barrier is shut.
   void end() noexcept;
   void reset_in_child() noexcept;
@@ -73,6 +75,7 @@ class Barrier {
   void left() noexcept;
   void wait_outside() noexcept;
   bool await() noexcept;
+  bool awaited() noexcept;
   void has_returned() noexcept;
   bool change(std::uint32_t from, std::uint32_t to) noexcept;
 
@@ -80,6 +83,7 @@ class Barrier {
   std::atomic<bool> pinned_{false};
   std::atomic<std::uint32_t> word_{kOpen};
   std::atomic<std::int64_t> inside_{0};
+  std::atomic<int> waiting_{0};
   std::atomic<std::int64_t> closing_ns_{0};  // since when
 };
 

@@ -53,8 +53,8 @@ AllocationSite asked_on(int device) noexcept {
 
 AllocationSite asked_here() noexcept { return asked_on(driver::current_device()); }
 
-// Before a latency client's program gets out-of-memory, other processes are asked for their cached memory. Where that
-// did not help, a message lists each client's memory.
+// Before a latency client's program gets out-of-memory, other processes are asked for their cached memory; a
+// best-effort program waits for its turn. Where that did not help, a message lists each client's memory.
 template <typename Allocate>
 CUresult allocate_or_ask(const AllocationSite& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
   runtime::memory().yield(asked.device, asked.client_class);
@@ -65,6 +65,9 @@ CUresult allocate_or_ask(const AllocationSite& asked, std::uint64_t bytes, Alloc
     runtime::MemoryRequest request(asked.device, bytes);
     while (status == CUDA_ERROR_OUT_OF_MEMORY && request.next()) status = allocate();
     if (status == CUDA_ERROR_OUT_OF_MEMORY) unanswered = request.unanswered();
+  } else if (asked.client_class == Class::kBestEffort) {
+    runtime::MemoryTurn turn(asked.device, bytes);
+    while (status == CUDA_ERROR_OUT_OF_MEMORY && turn.next()) status = allocate();
   }
   if (status == CUDA_ERROR_OUT_OF_MEMORY) {
     runtime::memory().report_failure(asked.device, asked.client_class, bytes, unanswered);

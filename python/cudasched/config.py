@@ -81,6 +81,7 @@ class Config:
     memory_limit: int = 0
     pageable: bool = False
     park: int = 0
+    memory_turn_ms: float | None = None
     give_back_ms: float = 1000.0
     model: str = str(_MODELS)
     cache_dir: str | None = None

@@ -115,6 +115,7 @@ void Memory::configure(const Settings& settings) {
   holdings.set_limit(settings.memory_limit);
   pageable.configure(settings.pageable);
   pager.configure(settings.park);
+  pager.take_turns(settings.memory_turn_ns);
   if (settings.pageable && settings.park != 0) driver::barrier().arm();
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
@@ -353,7 +354,9 @@ void Memory::run_giver(Device& device) noexcept {
       answered = !ends && answer_request(device, words);
     }
     if (!stopped && !answered) {
+      const std::uint64_t before = pager.away();
       pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
+      if (pager.away() != before) publish(device);
     }
     giving_.fetch_sub(1);
     if (stopped || (ends && pager.away() == 0)) return;

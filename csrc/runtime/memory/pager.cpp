@@ -1,6 +1,8 @@
 #include "runtime/memory/pager.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <exception>
 #include <new>
 #include <optional>
@@ -12,9 +14,13 @@
 #include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "runtime/device.hpp"
+#include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/memory/host_memory.hpp"
+#include "runtime/memory/memory.hpp"
 #include "runtime/memory/pageable.hpp"
+#include "schedule/admission.hpp"
+#include "schedule/memory_turns.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -25,9 +31,18 @@ constexpr std::int64_t kInsideNs = kNsPerSecond;   // a call may take so long th
 constexpr std::int64_t kRefusedNs = kNsPerSecond;  // after a move that failed
 constexpr std::int64_t kCalmNs = 200 * kNsPerMs;   // the GPU has had room
 constexpr std::uint64_t kHostPart = 16;            // of the host's available memory, which stays
+constexpr std::int64_t kTurnLookNs = 20 * kNsPerMs;
+constexpr std::int64_t kStoppedNs = 3 * kNsPerSecond;  // without a heartbeat: the client takes no turns
 
 std::string rate_text(std::uint64_t bytes, std::int64_t ns) {
   return std::to_string(bytes >> 20) + " MiB in " + std::to_string(ns / kNsPerUs) + " us";
+}
+
+// Of the GPU of the current context.
+std::uint64_t free_memory() noexcept {
+  std::size_t free = 0;
+  std::size_t all = 0;
+  return table().cuMemGetInfo(&free, &all) == CUDA_SUCCESS ? free : 0;
 }
 
 }  // namespace
@@ -140,9 +155,7 @@ void Pager::publish(Device& device, std::uint64_t movable) noexcept {
 // On the GPU, for all that is away.
 bool Pager::has_room() noexcept {
   const driver::CurrentContext here(pageable_.pool_made()->context());
-  std::size_t free = 0;
-  std::size_t all = 0;
-  return here.ok() && table().cuMemGetInfo(&free, &all) == CUDA_SUCCESS && free >= parking_->bytes();
+  return here.ok() && free_memory() >= parking_->bytes();
 }
 
 void Pager::tend(Device& device, bool asked) noexcept {
@@ -160,13 +173,14 @@ void Pager::tend(Device& device, bool asked) noexcept {
     publish(device, can ? movable() : 0);
   }
   if (wanted_away_.load() && can && movable() > 0) park(device, UINT64_MAX);
-  if (away() != 0 && !wanted_away_.load()) move_back(device, asked);
+  const bool waits = turn_ns_.load() != 0 ? !follow_turns(device, asked) : asked;
+  if (away() != 0 && !wanted_away_.load()) move_back(device, waits);
 }
 
-void Pager::move_back(Device& device, bool asked) noexcept {
+void Pager::move_back(Device& device, bool waits) noexcept {
   const std::lock_guard held(moving_);
   const std::int64_t now = now_ns();
-  if (asked || parking_->bytes() == 0 || !has_room()) full_ns_ = now;
+  if (waits || parking_->bytes() == 0 || !has_room()) full_ns_ = now;
   if (now - full_ns_ < kCalmNs) return;
   const std::uint64_t moved = parking_->bytes();
   // A client whose allocation fails from here on asks for it again.
@@ -174,14 +188,142 @@ void Pager::move_back(Device& device, bool asked) noexcept {
   if (parking_->move_in()) {
     driver::barrier().open();
     note();
+    turn_until_ns_ = std::max(turn_until_ns_, now_ns() + turn_ns_.load());
+    publish_turn(device);
     try {
       log::info("brought back " + rate_text(moved, now_ns() - now));
     } catch (const std::exception&) {
     }
   } else {
     full_ns_ = now_ns() + device.slot(Class::kBestEffort) * kNsPerMs;  // several programs do not try at once
+    turn_until_ns_ = 1;                                                // and others are next
+    since_ns_ = now_ns();
     publish(device, movable() - moved);
   }
+}
+
+// ---- turns
+
+struct Pager::Seen {
+  std::array<schedule::MemoryClient, arbiter::kSlotCount> clients{};
+  schedule::MemoryView view;
+};
+
+bool Pager::takes_turns(Device& device) const noexcept {
+  return turn_ns_.load() != 0 && driver::barrier().armed() && pageable_.pool_made() != nullptr &&
+         !device.table().lost() && hot().scheduling.load() && !device.registered(Class::kLatency) &&
+         device.slot(Class::kBestEffort) >= 0;
+}
+
+void Pager::see(Device& device, bool asked, Seen& seen) noexcept {
+  arbiter::Table& clients = device.table();
+  const std::int64_t now = now_ns();
+  for (std::uint64_t rest = clients.layout().best_effort.load(std::memory_order_acquire); rest != 0; rest &= rest - 1) {
+    const int slot = std::countr_zero(rest);
+    const arbiter::SlotMemory& words = clients.memory(slot);
+    schedule::MemoryClient& client = seen.clients[static_cast<std::size_t>(slot)];
+    client.turn_until_ns = words.turn_until_ns.load(std::memory_order_acquire);
+    client.takes_turns =
+        client.turn_until_ns != 0 && schedule::is_fresh(clients.slot(slot).heartbeat_ns.load(), now, kStoppedNs);
+    client.lacks = words.lacks_bytes.load(std::memory_order_acquire);
+    client.since_ns = words.lacks_since_ns.load(std::memory_order_acquire);
+    client.movable = words.movable_bytes.load(std::memory_order_acquire);
+  }
+  seen.view = {seen.clients, 0, now, asked};
+  if (std::ranges::none_of(seen.clients, [](const auto& client) { return client.lacks != 0; })) return;
+  const driver::CurrentContext here(pageable_.pool_made()->context());
+  if (here.ok()) seen.view.free = free_memory();
+}
+
+void Pager::begin_turn() noexcept {
+  if (const std::int64_t now = now_ns(); turn_until_ns_ <= now) turn_until_ns_ = now + turn_ns_.load();
+}
+
+void Pager::publish_turn(Device& device) noexcept {
+  if (served_.exchange(false)) begin_turn();
+  const bool works = since_ns_ != 0 || wanted_.load() != 0 || driver::barrier().waited_for() || device.holds_launches();
+  const std::uint64_t lacks = works && !wanted_away_.load() ? away() + wanted_.load() : 0;
+  if (lacks == 0) since_ns_ = 0;
+  if (lacks != 0 && since_ns_ == 0) since_ns_ = now_ns();
+  if (device.table().lost()) return;
+  arbiter::SlotMemory& words = device.table().memory(device.slot(Class::kBestEffort));
+  words.lacks_since_ns.store(since_ns_, std::memory_order_release);
+  words.turn_until_ns.store(takes_turns(device) ? turn_until_ns_ : 0, std::memory_order_release);
+  const std::uint64_t before = words.lacks_bytes.exchange(lacks, std::memory_order_release);
+  if (lacks != before) device.table().wake_for_memory();
+}
+
+// Moves memory away where it is another client's turn. False: this client's memory may not come back.
+bool Pager::follow_turns(Device& device, bool asked) noexcept {
+  publish_turn(device);
+  if (!takes_turns(device)) return !asked;
+  const int slot = device.slot(Class::kBestEffort);
+  Seen seen;
+  see(device, asked, seen);
+  if (schedule::has_memory(seen.view, slot)) {
+    begin_turn();
+    publish_turn(device);
+    return true;
+  }
+  if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0 && park(device, bytes)) {
+    publish_turn(device);
+  }
+  return !asked && schedule::next_for_memory(seen.view) < 0;
+}
+
+MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
+  Device* const known = engine().known_device(device);
+  Pager& pager = memory().pager;
+  if (known == nullptr || pager.turn_ns_.load() == 0 || memory().give_back_ns() == 0 ||
+      !hot().scheduling.load(std::memory_order_relaxed))
+    return;
+  // One that has launched nothing yet becomes a client here.
+  if (!engine().prepare(*known, Class::kBestEffort, this_thread()) || !pager.takes_turns(*known)) return;
+  try {
+    if (!pager.why_not(*known).empty()) return;
+  } catch (const std::exception&) {
+    return;
+  }
+  std::size_t free = 0;
+  std::size_t all = 0;
+  if (table().cuMemGetInfo(&free, &all) != CUDA_SUCCESS || bytes > all) return;
+  device_ = known;
+  possible_ns_ = now_ns();
+  want(bytes);
+}
+
+MemoryTurn::~MemoryTurn() {
+  if (device_ != nullptr) memory().pager.wanted_.fetch_sub(wanted_);
+}
+
+void MemoryTurn::want(std::uint64_t bytes) noexcept {
+  wanted_ += bytes;
+  memory().pager.wanted_.fetch_add(bytes);
+  device_->table().wake_for_memory();
+}
+
+bool MemoryTurn::next() noexcept {
+  if (device_ == nullptr) return false;
+  if (tried_) want(schedule::kSpareBytes);  // the driver does not give all free memory
+  tried_ = true;
+  Pager& pager = memory().pager;
+  while (pager.takes_turns(*device_)) {
+    arbiter::Table& clients = device_->table();
+    const int slot = device_->slot(Class::kBestEffort);
+    const std::uint32_t sequence = clients.layout().memory.sequence.load(std::memory_order_acquire);
+    Pager::Seen seen;
+    pager.see(*device_, clients.layout().memory.requests.load() != 0, seen);
+    const schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
+    const bool told = own.takes_turns && own.lacks >= pager.away() + pager.wanted_.load();
+    if (told && pager.away() == 0 && schedule::has_memory(seen.view, slot)) {
+      pager.served_.store(true);
+      return true;
+    }
+    if (told && schedule::may_have_memory(seen.view, slot)) possible_ns_ = seen.view.now_ns;
+    if (seen.view.now_ns - possible_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
+    clients.sleep_for_memory(sequence, kTurnLookNs);
+  }
+  return false;
 }
 
 bool Pager::drop() noexcept {

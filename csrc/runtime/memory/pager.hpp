@@ -11,6 +11,9 @@
 // that has latency work, several contexts or devices, a capture, managed memory, memory that others may know, or no
 // launch queue. Where the host has no room, all stays where it is.
 //
+// Under the setting `memory_turn_ms`, memory moves for best-effort clients, too, which take turns
+// (schedule/memory_turns.hpp). An allocation that fails then waits for its client's turn (MemoryTurn).
+//
 // Threads: the giver's (memory.cpp), of the one GPU; drop() is the program's, and the rest any.
 #pragma once
 
@@ -32,6 +35,8 @@ class Pager {
 
   // The host memory, in bytes, to which chunks may move.
   void configure(std::uint64_t most) noexcept { most_.store(memory::Arena::rounded(most)); }
+  // How long a turn lasts; 0: there are none.
+  void take_turns(std::int64_t turn_ns) noexcept { turn_ns_.store(turn_ns); }
 
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
@@ -53,12 +58,20 @@ class Pager {
   void reset_in_child() noexcept;
 
  private:
+  friend class MemoryTurn;
+  struct Seen;
+
+  bool takes_turns(Device& device) const noexcept;
+  void see(Device& device, bool asked, Seen& seen) noexcept;
+  bool follow_turns(Device& device, bool asked) noexcept;
+  void begin_turn() noexcept;
+  void publish_turn(Device& device) noexcept;
   std::string why_not(const Device& device) const;
   std::string move_away(Device& device, std::uint64_t least);
   std::string stop_program();
   std::string pin(std::uint64_t more);
   void pin_ahead();
-  void move_back(Device& device, bool asked) noexcept;
+  void move_back(Device& device, bool waits) noexcept;
   bool has_room() noexcept;
   void note() noexcept;
   void publish(Device& device, std::uint64_t movable) noexcept;
@@ -73,7 +86,33 @@ class Pager {
   std::atomic<bool> wanted_away_{false};
   std::atomic<std::int64_t> full_ns_{0};  // the last look at which memory could not come back
   std::int64_t refused_ns_ = 0;           // the giver's: the last move that failed
+  std::atomic<std::int64_t> turn_ns_{0};
+  std::atomic<std::uint64_t> wanted_{0};  // bytes of allocations that wait for a turn
+  std::atomic<bool> served_{false};       // such an allocation has had its room: a turn begins
+  std::int64_t since_ns_ = 0;             // the giver's: since when calls wait for memory; 0: none does
+  std::int64_t turn_until_ns_ = 1;        // the giver's
   std::string said_;
+};
+
+// A best-effort client's allocation that failed for lack of memory, and waits until others have moved theirs away.
+class MemoryTurn {
+ public:
+  MemoryTurn(int device, std::uint64_t bytes) noexcept;
+  ~MemoryTurn();
+  MemoryTurn(const MemoryTurn&) = delete;
+  MemoryTurn& operator=(const MemoryTurn&) = delete;
+
+  // Waits until there is room: the allocation is to be tried again. False: there are no turns, or the others' memory
+  // has not been enough for `give_back_ms` and two seconds.
+  bool next() noexcept;
+
+ private:
+  void want(std::uint64_t bytes) noexcept;
+
+  Device* device_ = nullptr;
+  std::uint64_t wanted_ = 0;
+  bool tried_ = false;
+  std::int64_t possible_ns_ = 0;  // the last look at which the others' memory was enough
 };
 
 }  // namespace cudasched::runtime

@@ -1,0 +1,190 @@
+"""Best-effort programs whose memory does not fit together, over a simulated GPU of 1 GB: they take turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from program import PATIENT, Program, Stage, clients, eventually
+from test_memory import ALLOCATOR, BITS, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, stop
+
+PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
+
+#: Fills a part of its memory in each step, and looks at every byte.
+STEPS = """
+import threading
+done = 0
+
+def steps(pointer, bytes):
+    global done
+    into = (ctypes.c_ubyte * bytes)()
+    gpu.use()
+    while not ends:
+        value = done % 251
+        gpu.call("cuMemsetD8_v2", ctypes.c_uint64(pointer), ctypes.c_ubyte(value), ctypes.c_size_t(bytes))
+        gpu.launch(us=2000)
+        gpu.synchronize()
+        gpu.call("cuMemcpyDtoH_v2", into, ctypes.c_uint64(pointer), ctypes.c_size_t(bytes))
+        if memoryview(into).tobytes().count(value) != bytes:
+            return
+        done += 1
+
+def train(pointer, bytes):
+    global ends, thread
+    ends = False
+    thread = threading.Thread(target=steps, args=(pointer, bytes), daemon=True)
+    thread.start()
+
+def wrong():
+    return int(not thread.is_alive())
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_device(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", "1000")
+
+
+def a_training(stage: Stage, turn_ms: float | None = 300, **environment: str) -> Program:
+    if turn_ms is not None:
+        environment["CUDASCHED_MEMORY_TURN_MS"] = str(turn_ms)
+    program = stage.run("best_effort", **PATIENT, **PAGEABLE, **environment)
+    program.call(ALLOCATOR + BITS + STEPS)
+    return program
+
+
+def that_holds(stage: Stage, mib: int, turn_ms: float | None = 300) -> tuple[Program, int]:
+    training = a_training(stage, turn_ms)
+    pointer = training.number(f"allocate({mib * MIB})")
+    assert pointer > 0
+    training.call(f"fill({pointer}, 7, {mib * MIB})")
+    eventually(lambda: gives(training), "it can be asked")
+    return training, pointer
+
+
+def progress(programs: list[Program], steps: int = 3) -> None:
+    """Each of them takes steps."""
+    before = [program.number("done") for program in programs]
+    for program, count in zip(programs, before, strict=True):
+        eventually(lambda: program.number("done") >= count + steps, "it goes on")  # noqa: B023
+        assert program.number("wrong()") == 0
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_memory_that_does_not_fit_is_refused_without_turns(stage: Stage, turns: bool) -> None:
+    """Both have to have the setting."""
+    first, _ = that_holds(stage, 750, 300 if not turns else None)
+    second = a_training(stage, 300 if turns else None, CUDASCHED_GIVE_BACK_MS="100")
+    assert second.number(f"allocate({750 * MIB})") == -OUT_OF_MEMORY
+    assert away(first) == 0
+
+
+def test_trainings_whose_memory_does_not_fit_take_turns(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    second, other = that_holds(stage, 750)
+    eventually(lambda: 500 * MIB <= away(first) < 760 * MIB, "it has moved the bytes that the second one lacks")
+    assert away(second) == 0
+    time.sleep(1)
+    assert away(first) > 0, "an idle program does not take its memory back"
+    first.call(f"train({one}, {MIB})")
+    second.call(f"train({other + 749 * MIB}, {MIB})")
+    for _ in range(3):
+        progress([first, second])
+    assert clients()[first.pid].memory_bytes + clients()[second.pid].memory_bytes <= 1000 * MIB
+    first.call("ends = True\nthread.join()")
+    assert first.number(f"has({one + MIB}, 7, {749 * MIB})") == 1
+    second.call("ends = True\nthread.join()")
+    assert second.number(f"has({other}, 7, {749 * MIB})") == 1
+
+
+def test_a_turn_lasts_as_long_as_the_setting_says(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    began = time.monotonic()
+    second, _ = that_holds(stage, 750, 4000)
+    first.call(f"fill({one}, 8, {MIB})")
+    assert time.monotonic() - began > 4
+    assert away(second) > 0
+
+
+def test_programs_that_grow_together_both_get_on(stage: Stage) -> None:
+    first, second = a_training(stage), a_training(stage)
+    grow = f"pointers = [allocate({50 * MIB}) for _ in range(16)]"
+    first.send(grow)
+    second.send(grow)
+    for program in (first, second):
+        program.answer()
+        assert program.number("min(pointers)") > 0
+        program.call(f"train(pointers[3], {MIB})")
+    progress([first, second])
+
+
+def test_what_no_turn_could_give_is_refused(stage: Stage) -> None:
+    first, one = that_holds(stage, 600)
+    plain = stage.run("normal", **PATIENT)
+    plain.call(ALLOCATOR)
+    assert plain.number(f"allocate({300 * MIB})") > 0
+    second = a_training(stage)
+    began = time.monotonic()
+    assert second.number(f"allocate({1500 * MIB})") == -OUT_OF_MEMORY
+    assert time.monotonic() - began < 1, "it did not wait"
+    assert second.number(f"allocate({750 * MIB})") == -OUT_OF_MEMORY
+    assert away(first) == 0
+    assert second.number(f"allocate({600 * MIB})") > 0
+    eventually(lambda: away(first) > 0, "it has moved")
+    first.call(f"train({one}, {MIB})")
+    progress([first])
+
+
+def test_a_latency_clients_allocation_goes_before_all_turns(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    second, other = that_holds(stage, 750)
+    first.call(f"train({one}, {MIB})")
+    second.call(f"train({other}, {MIB})")
+    server = stage.run("latency", **PATIENT, **UNHURRIED)
+    server.call(ALLOCATOR)
+    for _ in range(3):
+        progress([first, second], 1)
+        held = server.number(f"allocate({900 * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+    progress([first, second])
+
+
+@pytest.mark.parametrize("which", ["the one that moves its memory away", "the one that waits"])
+def test_a_killed_program_leaves_the_others_running(stage: Stage, which: str) -> None:
+    """At any point of a move; a third one is there from the beginning."""
+    first, one = that_holds(stage, 450)
+    for attempt in range(4):
+        second, other = that_holds(stage, 750)
+        third, another = that_holds(stage, 450)
+        second.call(f"train({other}, {MIB})")
+        third.call(f"train({another}, {MIB})")
+        first.call(f"train({one}, {MIB})")
+        killed = second if which == "the one that waits" else third
+        eventually(lambda: (away(killed) > 0) == (killed is second), "it is its turn")  # noqa: B023
+        time.sleep(0.05 * attempt)
+        os.kill(killed.pid, signal.SIGKILL)
+        eventually(lambda: killed.pid not in clients(), "it has ended")  # noqa: B023
+        left = third if killed is second else second
+        progress([first, left])
+        left.end()
+        first.call("ends = True\nthread.join()")
+        assert first.number(f"has({one + MIB}, 7, {449 * MIB})") == 1
+
+
+def test_a_stopped_program_holds_up_none_but_those_that_need_its_memory(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    second, other = that_holds(stage, 750)
+    second.call(f"train({other}, {MIB})")
+    first.call(f"train({one}, {MIB})")
+    eventually(lambda: away(first) > 0, "it waits")
+    stop(first)
+    try:
+        progress([second], 60)
+        assert away(second) == 0
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    progress([first, second])
