@@ -20,6 +20,11 @@ P99 and the longest latency of a server's requests that overlap moves over those
 `bits_failed` counts runs of a training, eager and as a CUDA graph, whose memory moves at random, and whose last words
 differ from those of a run without moves. `idle_step` is the time of a step where nothing moves, `pageable_alloc_ratio`
 that of an allocation and its free of the slowest size, with `pageable` and `park` over without.
+
+`park_sum`: two trainings of 0.75 of the GPU's memory each take turns with it. The figure is the time of their steps one
+after the other, by the mean step of each alone, over the time from their common beginning to the last one's end. The
+host has to pin as much memory as the GPU has; where it has less, another program keeps the rest of the GPU's memory,
+and turns are shorter by the same factor, so that moves take the same part of them.
 """
 
 from __future__ import annotations
@@ -38,7 +43,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +80,11 @@ COUNTED_S = 0.2
 BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 #: Allocations before the server comes.
 RESCUES = 4
+#: Of turns: each training's part of the memory, the part of it that moves, the blocks of a training, and the time of a
+#: turn where all of the GPU's memory is used, s. A training's steps take so many turns: several moves are complete.
+PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), 2.25
+#: Host memory that may be pinned for the trainings; and what each may move beside its part.
+PINNED_PART, BESIDE = 0.8, 1 << 30
 MOVE = re.compile(r"(parked|brought back) (\d+) MiB in (\d+) us")
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "16GiB", "CUDASCHED_LOG": "info"}
 PATIENT = {"CUDASCHED_GIVE_BACK_MS": "30000"}
@@ -202,6 +213,24 @@ class Copies:
     def scaled(self, size: int) -> int:
         """Bytes, of which a rehearsal has fewer."""
         return size // SMALLER if self.session.rehearsal else size
+
+    def training(self, *training: object, **settings: str) -> Moved:
+        """A best-effort training that is ready. Raises HarnessError."""
+        return Moved(*self._program("best-effort", "train", *training, **settings))
+
+    @contextmanager
+    def keeping_all_but(self, left: int) -> Iterator[None]:
+        """A program without cudasched holds the other memory of the GPU meanwhile."""
+        command, environment = self._program("", "need", 0, left)
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    raise HarnessError("no program could keep a part of the GPU's memory")
+                yield
+            finally:
+                process.kill()
 
     @contextmanager
     def moving(self, needed: int, *training: object) -> Iterator[tuple[Moved, Callable[..., float]]]:
@@ -395,6 +424,71 @@ def idle(session: Session) -> None:
         session.say(f"{arm} {repeat}: {made['step_ms']:.3f} ms a step, {made['alloc_us']} us an allocation")
 
 
+def host_memory() -> int:
+    """Bytes of the host that are available to this process's control group."""
+    kib = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+    bytes_left = int(kib[1]) << 10 if kib else 0
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # none, or "max"
+        limit = int((group / "memory.max").read_text())
+        bytes_left = min(bytes_left, limit - int((group / "memory.current").read_text()))
+    return bytes_left
+
+
+def turns(session: Session) -> None:
+    """Two trainings whose memory does not fit: each alone, and both."""
+    if "turns/0" in session.store.done:
+        return
+    programs, alone_s = session.shared(Copies), float(session.options.seconds) / 2
+    free = int(programs.ask("", "free"))
+    memory = min(free, int(host_memory() * PINNED_PART))
+    turn_s = TURN_S[session.rehearsal] * memory / free
+    session.need(2 * alone_s + 2 * TURNS * turn_s * 2 + TIMEOUT_S / 4)
+    block = int(memory * PART) // BLOCKS >> 21 << 21
+    settings = PAGEABLE | {
+        "CUDASCHED_PARK": str(int(memory * MOVED_PART) + BESIDE),
+        "CUDASCHED_MEMORY_TURN_MS": str(round(turn_s * 1e3)),
+    }
+    with ExitStack() as opened:
+        if memory < free:
+            opened.enter_context(programs.keeping_all_but(memory))
+        alone = []
+        for _ in range(2):
+            with programs.training(BLOCKS, block, 0, 0, "unsummed", **settings) as training:
+                training.begin()
+                time.sleep(alone_s)
+                alone.append(statistics.fmean(training.result()["ms"]))
+        steps = [max(1, round(TURNS * turn_s * 1e3 / ms)) for ms in alone]
+        both = opened.enter_context(ThreadPoolExecutor(2))
+        trainings = [
+            opened.enter_context(programs.training(BLOCKS, block, count, 0, "unsummed", **settings)) for count in steps
+        ]
+        began_ms = time.monotonic() * 1e3
+        for training in trainings:
+            training.begin()
+        limit_s = 6 * TURNS * turn_s + TIMEOUT_S / 4
+        try:
+            ended = [each.result(limit_s) for each in [both.submit(training.result) for training in trainings]]
+        except FutureTimeoutError as error:
+            raise HarnessError(f"a training hangs: {' '.join(training.said() for training in trainings)}") from error
+    made = {
+        "memory": memory,
+        "block": block * BLOCKS,
+        "turn_s": turn_s,
+        "steps": steps,
+        "alone_ms": alone,
+        "together_ms": max(each["ended_ms"] for each in ended) - began_ms,
+        "moves": [training.moves for training in trainings],
+    }
+    if not all(any(way == "parked" for _, way, _, _ in moves) for moves in made["moves"]):
+        raise HarnessError("a training's memory never moved")
+    session.store.keep("turns/0", made)
+    session.say(
+        f"{memory >> 30} GiB, {block * BLOCKS >> 30} GiB each, turns of {turn_s:.1f} s: alone {alone} ms a step, "
+        f"{steps} steps together {made['together_ms'] / 1e3:.1f} s, {sum(map(len, made['moves']))} moves"
+    )
+
+
 def find_moves(done: Done) -> Found:
     """The figures of moves, of runs whose memory moves, and of those whose memory could."""
     found: Found = {}
@@ -436,6 +530,9 @@ def find_moves(done: Done) -> Found:
             for size in range(len(pairs[0][0]["alloc_us"]))
         ]
         found["pageable_alloc_ratio"] = (max(by_size), *median_of(by_size)[1:])
+    if part := done.get("turns/0"):
+        one_by_one = sum(steps * ms for steps, ms in zip(part["steps"], part["alone_ms"], strict=True))
+        found["park_sum"] = median_of([one_by_one / part["together_ms"]])
     return found
 
 
@@ -477,7 +574,15 @@ def find(done: Done) -> Found:
 
 BENCHMARK = Benchmark(
     about="the memory pool against other allocators, copies beside requests, and memory that moves",
-    groups={"replays": replays, "hot": hot, "copies": copies, "moves": moves, "bits": bits, "idle": idle},
+    groups={
+        "replays": replays,
+        "hot": hot,
+        "copies": copies,
+        "moves": moves,
+        "bits": bits,
+        "idle": idle,
+        "turns": turns,
+    },
     limits={
         "pool_alloc_ns": "a free records an event on the stream, an allocation does not: 0.12 us without it",
         "copy_p99_ratio": "a request waits for pieces under way, 0.2 ms in P50; P99 alone was 1.1 to 2.2 ms",
@@ -497,6 +602,7 @@ BENCHMARK = Benchmark(
         "bits_failed": (0.0, "less"),
         "idle_step": (1.005, "less"),
         "pageable_alloc_ratio": (1.1, "less"),
+        "park_sum": (0.85, "more"),
         **{f"{arm}_reserved_of_used": (0.0, "more") for arm in ("async", *IN_PYTHON)},
         **{f"{arm}_odd_of_used": (0.0, "more") for arm in (*IN_C, *IN_PYTHON)},
         "async_alloc_ns": (0.0, "more"),

@@ -7,13 +7,15 @@
  *                                       once a copy each way is complete, and at the end of its standard input the
  *                                       bytes a second into the device and out of it
  *   copies rate BYTES                   prints the bytes a second of one copy out of the device and into it, the median
- *   copies train BLOCKS BYTES STEPS PAUSE_US eager|graph
+ *   copies train BLOCKS BYTES STEPS PAUSE_US eager|graph|unsummed
  *                                       prints "ready", and after a byte of its standard input changes every word of
- *                                       its blocks in each step. Prints the times of the steps (ms) and a sum over all
- *                                       words, and ends with its standard input. 0 steps: as many as until then
+ *                                       its blocks in each step. Prints the times of the steps (ms), their end
+ *                                       (monotonic, ms) and a sum over all words, unless unsummed, and ends with its
+ *                                       standard input. 0 steps: as many as until then
  *   copies need BYTES LEFT              takes all memory but LEFT bytes. For each line of its standard input takes
  *                                       BYTES, more than are left, or frees them and waits until another program has
  *                                       most of the difference. Prints how long that took, ms
+ *   copies free                         prints the bytes of the GPU that are free
  *   copies allocate                     prints how long an allocation and its free take by size, us, the median
  *
  * All launch one kernel first, as a program does whose class counts. All host memory is pinned. */
@@ -239,7 +241,8 @@ static uint64_t sum_of(uint64_t memory, size_t bytes, void* stream) {
   return sum;
 }
 
-static int train(void* stream, int blocks, size_t bytes, int steps, unsigned pause_us, int is_graph) {
+static int train(void* stream, int blocks, size_t bytes, int steps, unsigned pause_us, const char* how) {
+  const int is_graph = strcmp(how, "graph") == 0;
   static double ms[kStepsMost];
   uint64_t memory[64], sum = 0;
   for (int i = 0; i < blocks; ++i) {
@@ -263,8 +266,9 @@ static int train(void* stream, int blocks, size_t bytes, int steps, unsigned pau
     ms[done] = (double)(now_ns() - began_ns) / 1e6;
     usleep(pause_us);
   }
-  for (int i = 0; i < blocks; ++i) sum = sum * 31 + sum_of(memory[i], bytes, stream);
-  printf("{\"sum\": %llu, \"ms\": [", (unsigned long long)sum);
+  const int64_t ended_ns = now_ns();
+  for (int i = 0; i < blocks && strcmp(how, "unsummed") != 0; ++i) sum = sum * 31 + sum_of(memory[i], bytes, stream);
+  printf("{\"sum\": %llu, \"ended_ms\": %.4f, \"ms\": [", (unsigned long long)sum, (double)ended_ns / 1e6);
   for (int i = 0; i < done; ++i) printf("%s%.4f", i == 0 ? "" : ", ", ms[i]);
   printf("]}\n");
   fflush(stdout);
@@ -318,11 +322,11 @@ int main(int argc, char** argv) {
   const struct {
     const char* name;
     int arguments;
-  } programs[] = {{"serve", 3}, {"copy", 1}, {"rate", 1}, {"train", 5}, {"need", 2}, {"allocate", 0}};
+  } programs[] = {{"serve", 3}, {"copy", 1}, {"rate", 1}, {"train", 5}, {"need", 2}, {"allocate", 0}, {"free", 0}};
   size_t which = 0;
-  while (which < 6 && (strcmp(programs[which].name, what) != 0 || programs[which].arguments != argc - 2)) ++which;
-  if (which == 6) {
-    fprintf(stderr, "copies: usage: copies serve|copy|rate|train|need|allocate ARGUMENTS...; see its source\n");
+  while (which < 7 && (strcmp(programs[which].name, what) != 0 || programs[which].arguments != argc - 2)) ++which;
+  if (which == 7) {
+    fprintf(stderr, "copies: usage: copies serve|copy|rate|train|need|allocate|free ARGUMENTS...; see its source\n");
     return 2;
   }
   open_driver();
@@ -347,11 +351,13 @@ int main(int argc, char** argv) {
     case 2:
       return rate(stream, bytes);
     case 3:
-      return train(stream, atoi(argv[2]), strtoull(argv[3], NULL, 10), atoi(argv[4]), (unsigned)atoi(argv[5]),
-                   strcmp(argv[6], "graph") == 0);
+      return train(stream, atoi(argv[2]), strtoull(argv[3], NULL, 10), atoi(argv[4]), (unsigned)atoi(argv[5]), argv[6]);
     case 4:
       return ask(bytes, strtoull(argv[3], NULL, 10));
-    default:
+    case 5:
       return allocate();
+    default:
+      printf("%zu\n", free_bytes());
+      return 0;
   }
 }

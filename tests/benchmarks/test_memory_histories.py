@@ -88,6 +88,11 @@ def test_moves_are_compared_with_a_plain_copy_and_the_server_alone() -> None:
     }
 
 
+def test_turns_are_compared_with_the_steps_one_after_the_other() -> None:
+    part = {"steps": [10, 30], "alone_ms": [2.0, 1.0], "together_ms": 62.5, "moves": [[], []]}
+    assert find({"turns/0": part}) == {"park_sum": (0.8, 0.8, 0.8, 1)}
+
+
 # The pool's share of reserved memory goes by the history alone, on a GPU or not.
 @pytest.mark.usefixtures("simulated_driver")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles the replaying program")
@@ -104,5 +109,6 @@ def test_a_rehearsal_replays_them(tmp_path: Path) -> None:
         *moved,
         "idle_step",
         "pageable_alloc_ratio",
+        "park_sum",
     }
     assert found["bits_failed"] == 0
