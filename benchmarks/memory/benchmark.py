@@ -84,7 +84,7 @@ RESCUES = 4
 #: turn where all of the GPU's memory is used, s. A training's steps take so many turns: several moves are complete.
 PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), 2.25
 #: Host memory that may be pinned for the trainings; and what each may move beside its part.
-PINNED_PART, BESIDE = 0.8, 1 << 30
+PINNED_PART, BESIDE = 0.8, 4 << 30
 MOVE = re.compile(r"(parked|brought back) (\d+) MiB in (\d+) us")
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "16GiB", "CUDASCHED_LOG": "info"}
 PATIENT = {"CUDASCHED_GIVE_BACK_MS": "30000"}

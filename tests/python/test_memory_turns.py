@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import PATIENT, Program, Stage, clients, eventually
+from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
 from test_memory import ALLOCATOR, BITS, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, stop
 
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
@@ -153,26 +153,37 @@ def test_a_latency_clients_allocation_goes_before_all_turns(stage: Stage) -> Non
     progress([first, second])
 
 
-@pytest.mark.parametrize("which", ["the one that moves its memory away", "the one that waits"])
-def test_a_killed_program_leaves_the_others_running(stage: Stage, which: str) -> None:
-    """At any point of a move; a third one is there from the beginning."""
+@pytest.mark.parametrize("step", [150, 500, 1100, 2300])
+def test_a_program_killed_in_a_move_leaves_the_others_running(stage: Stage, step: int) -> None:
+    """At driver calls of the thread that moves its memory."""
     first, one = that_holds(stage, 450)
-    for attempt in range(4):
-        second, other = that_holds(stage, 750)
-        third, another = that_holds(stage, 450)
-        second.call(f"train({other}, {MIB})")
-        third.call(f"train({another}, {MIB})")
-        first.call(f"train({one}, {MIB})")
-        killed = second if which == "the one that waits" else third
-        eventually(lambda: (away(killed) > 0) == (killed is second), "it is its turn")  # noqa: B023
-        time.sleep(0.05 * attempt)
-        os.kill(killed.pid, signal.SIGKILL)
-        eventually(lambda: killed.pid not in clients(), "it has ended")  # noqa: B023
-        left = third if killed is second else second
-        progress([first, left])
-        left.end()
-        first.call("ends = True\nthread.join()")
-        assert first.number(f"has({one + MIB}, 7, {449 * MIB})") == 1
+    killed = a_training(stage, CUDASCHED_SIM_KILL_AT=f"cudasched-mem:{step}")
+    killed.send(f"pointer = allocate({750 * MIB})\ntrain(pointer, {MIB})")
+    second, other = that_holds(stage, 450)
+    first.call(f"train({one}, {MIB})")
+    second.call(f"train({other}, {MIB})")
+    assert killed.process.wait(PATIENCE_S) == -signal.SIGKILL
+    eventually(lambda: killed.pid not in clients(), "it has ended")
+    progress([first, second])
+    for program, pointer in ((first, one), (second, other)):
+        program.call("ends = True\nthread.join()")
+        eventually(lambda: away(program) == 0, "both fit")  # noqa: B023
+        assert program.number(f"has({pointer + MIB}, 7, {449 * MIB})") == 1
+
+
+def test_a_program_killed_while_it_waits_leaves_the_others_running(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    second, other = that_holds(stage, 750, 3_600_000)
+    second.call(f"train({other}, {MIB})")
+    third = a_training(stage)
+    third.send(f"allocate({750 * MIB})")
+    first.call(f"train({one}, {MIB})")
+    time.sleep(0.5)
+    assert not third.answered()
+    third.kill()
+    second.kill()
+    progress([first])
+    assert first.number(f"has({one + MIB}, 7, {749 * MIB})") == 1
 
 
 def test_a_stopped_program_holds_up_none_but_those_that_need_its_memory(stage: Stage) -> None:

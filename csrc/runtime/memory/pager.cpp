@@ -173,7 +173,7 @@ void Pager::tend(Device& device, bool asked) noexcept {
     publish(device, can ? movable() : 0);
   }
   if (wanted_away_.load() && can && movable() > 0) park(device, UINT64_MAX);
-  const bool waits = turn_ns_.load() != 0 ? !follow_turns(device, asked) : asked;
+  const bool waits = has_turns() ? !follow_turns(device, asked) : asked;
   if (away() != 0 && !wanted_away_.load()) move_back(device, waits);
 }
 
@@ -210,9 +210,8 @@ struct Pager::Seen {
 };
 
 bool Pager::takes_turns(Device& device) const noexcept {
-  return turn_ns_.load() != 0 && driver::barrier().armed() && pageable_.pool_made() != nullptr &&
-         !device.table().lost() && hot().scheduling.load() && !device.registered(Class::kLatency) &&
-         device.slot(Class::kBestEffort) >= 0;
+  return has_turns() && driver::barrier().armed() && pageable_.pool_made() != nullptr && !device.table().lost() &&
+         hot().scheduling.load() && !device.registered(Class::kLatency) && device.slot(Class::kBestEffort) >= 0;
 }
 
 void Pager::see(Device& device, bool asked, Seen& seen) noexcept {
@@ -274,7 +273,7 @@ bool Pager::follow_turns(Device& device, bool asked) noexcept {
 MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
   Device* const known = engine().known_device(device);
   Pager& pager = memory().pager;
-  if (known == nullptr || pager.turn_ns_.load() == 0 || memory().give_back_ns() == 0 ||
+  if (known == nullptr || !pager.has_turns() || memory().give_back_ns() == 0 ||
       !hot().scheduling.load(std::memory_order_relaxed))
     return;
   // One that has launched nothing yet becomes a client here.

@@ -37,6 +37,7 @@ class Pager {
   void configure(std::uint64_t most) noexcept { most_.store(memory::Arena::rounded(most)); }
   // How long a turn lasts; 0: there are none.
   void take_turns(std::int64_t turn_ns) noexcept { turn_ns_.store(turn_ns); }
+  bool has_turns() const noexcept { return turn_ns_.load(std::memory_order_relaxed) != 0; }
 
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }

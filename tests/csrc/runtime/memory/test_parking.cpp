@@ -129,6 +129,14 @@ TEST_F(ParkingTest, UnmapsEveryPageAndBringsEveryByteBack) {
   EXPECT_EQ(free_bytes(), free_before + 72 * kMiB);
 }
 
+// Or others would wait for its memory.
+TEST_F(ParkingTest, AClientWithoutTurnsMendsADamagedWord) {
+  const int slot = runtime::engine().known_device(0)->slot(Class::kBestEffort);
+  auto& word = test::HookedDriver::instance().table().memory(slot).turn_until_ns;
+  word.store(7);
+  EXPECT_TRUE(eventually([&] { return word.load() == 0; }));
+}
+
 TEST_F(ParkingTest, CallsWaitWhileItIsAwayAndHaveTheirEffectAfterwards) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 64 * kMiB), CUDA_SUCCESS);
