@@ -43,6 +43,42 @@ def wrong():
 """
 
 
+#: Allocates, fills, looks and frees at random, on two threads: each block keeps its own bytes.
+HISTORIES = """
+import random
+done = refused = 0
+wrong = ""
+
+def history(seed):
+    global done, refused, wrong
+    chance, blocks = random.Random(seed), {}
+    gpu.use()
+    while not wrong:
+        what = chance.random()
+        pointer = chance.choice(list(blocks)) if blocks else 0
+        if what < 0.3 and sum(bytes for bytes, _ in blocks.values()) < 500 * 2**20:
+            bytes, value = chance.choice([2, 3, 40, 100, 200]) * 2**20, chance.randrange(256)
+            pointer = allocate(bytes)
+            if pointer > 0:
+                fill(pointer, value, bytes)
+                blocks[pointer] = bytes, value
+            refused += pointer < 0
+        elif what < 0.6 and blocks:
+            bytes, value = blocks[pointer]
+            if not has(pointer, value, min(bytes, 2**23)):
+                wrong = f"{bytes} bytes of {value} have changed"
+            if what < 0.4:
+                del blocks[pointer]
+                free(pointer)
+        else:
+            gpu.launch(5, us=200)
+        done += 1
+
+for each in range(2):
+    threading.Thread(target=history, args=(seed + each,), daemon=True).start()
+"""
+
+
 @pytest.fixture(autouse=True)
 def small_device(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", "1000")
@@ -119,6 +155,40 @@ def test_programs_that_grow_together_both_get_on(stage: Stage) -> None:
         assert program.number("min(pointers)") > 0
         program.call(f"train(pointers[3], {MIB})")
     progress([first, second])
+
+
+def test_memory_comes_back_while_an_allocation_waits_in_vain(stage: Stage) -> None:
+    training = a_training(stage, CUDASCHED_GIVE_BACK_MS="60000")
+    assert training.number(f"allocate({700 * MIB})") > 0
+    eventually(lambda: gives(training), "it can be asked")
+    waits = f"threading.Thread(target=lambda: (gpu.use(), allocate({900 * MIB})), daemon=True).start()"
+    training.call(waits)
+    that_holds(stage, 750, 3000)
+    eventually(lambda: away(training) > 0, "it has moved")
+    training.call("gpu.launch()")
+    eventually(lambda: away(training) == 0, "the memory is back")
+
+
+def test_random_histories_keep_every_byte(stage: Stage) -> None:
+    """Of three programs, one of which is killed at times, beside a server that asks for memory."""
+    programs = [a_training(stage, 150) for _ in range(3)]
+    for seed, program in enumerate(programs):
+        program.call(f"seed = {seed * 10}\n{HISTORIES}")
+    server = stage.run("latency", **PATIENT, **UNHURRIED)
+    server.call(ALLOCATOR)
+    for each in range(4):
+        time.sleep(1.5)
+        held = server.number(f"allocate({(300, 900)[each % 2] * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+        if each == 2:
+            programs[2].kill()
+            programs[2] = a_training(stage, 150)
+            programs[2].call(f"seed = 30\n{HISTORIES}")
+    for program in programs:
+        before = program.number("done")
+        eventually(lambda: program.number("done") > before + 5, "it goes on")  # noqa: B023
+        assert program.call("wrong") == ""
 
 
 def test_what_no_turn_could_give_is_refused(stage: Stage) -> None:

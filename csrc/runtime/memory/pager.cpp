@@ -241,7 +241,9 @@ void Pager::begin_turn() noexcept {
 void Pager::publish_turn(Device& device) noexcept {
   if (served_.exchange(false)) begin_turn();
   const bool works = since_ns_ != 0 || wanted_.load() != 0 || driver::barrier().waited_for() || device.holds_launches();
-  const std::uint64_t lacks = works && !wanted_away_.load() ? away() + wanted_.load() : 0;
+  // While memory is away, a thread that wants more may wait at the barrier and cannot give up.
+  const std::uint64_t missing = away() != 0 ? away() : wanted_.load();
+  const std::uint64_t lacks = works && !wanted_away_.load() ? missing : 0;
   if (lacks == 0) since_ns_ = 0;
   if (lacks != 0 && since_ns_ == 0) since_ns_ = now_ns();
   if (device.table().lost()) return;
@@ -264,7 +266,10 @@ bool Pager::follow_turns(Device& device, bool asked) noexcept {
     publish_turn(device);
     return true;
   }
-  if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0 && park(device, bytes)) {
+  if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0) {
+    // While it moves, its words are not true: others do not give for it.
+    device.table().memory(slot).lacks_since_ns.store(INT64_MAX, std::memory_order_release);
+    park(device, bytes);
     publish_turn(device);
   }
   return !asked && schedule::next_for_memory(seen.view) < 0;
@@ -313,8 +318,9 @@ bool MemoryTurn::next() noexcept {
     Pager::Seen seen;
     pager.see(*device_, clients.layout().memory.requests.load() != 0, seen);
     const schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
-    const bool told = own.takes_turns && own.lacks >= pager.away() + pager.wanted_.load();
-    if (told && pager.away() == 0 && schedule::has_memory(seen.view, slot)) {
+    const bool is_away = pager.away() != 0;
+    const bool told = own.takes_turns && own.lacks >= (is_away ? pager.away() : pager.wanted_.load());
+    if (told && !is_away && schedule::has_memory(seen.view, slot)) {
       pager.served_.store(true);
       return true;
     }
