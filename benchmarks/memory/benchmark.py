@@ -443,7 +443,7 @@ def turns(session: Session) -> None:
     free = int(programs.ask("", "free"))
     memory = min(free, int(host_memory() * PINNED_PART))
     turn_s = TURN_S[session.rehearsal] * memory / free
-    session.need(2 * alone_s + 2 * TURNS * turn_s * 2 + TIMEOUT_S / 4)
+    session.need(2 * alone_s + 2.5 * TURNS * turn_s + TIMEOUT_S / 4)
     block = int(memory * PART) // BLOCKS >> 21 << 21
     settings = PAGEABLE | {
         "CUDASCHED_PARK": str(int(memory * MOVED_PART) + BESIDE),
@@ -466,7 +466,7 @@ def turns(session: Session) -> None:
         began_ms = time.monotonic() * 1e3
         for training in trainings:
             training.begin()
-        limit_s = 6 * TURNS * turn_s + TIMEOUT_S / 4
+        limit_s = 4 * TURNS * turn_s + TIMEOUT_S / 4
         try:
             ended = [each.result(limit_s) for each in [both.submit(training.result) for training in trainings]]
         except FutureTimeoutError as error:
