@@ -77,17 +77,17 @@ class ShortDecoding(Decoding):
 class OnnxRequests(Requests):
     """A request to ONNX Runtime, on a stream of its own; its input and its answer are on the host."""
 
-    def __init__(self, model: nn.Module, ids: Tensor) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, device: torch.device) -> None:
         import onnxruntime
 
-        super().__init__(model, ids, graph=False, own_stream=False)
+        super().__init__(model, torch.zeros(1, device=device), graph=False, own_stream=False)
         file = io.BytesIO()
         torch.onnx.export(self.model, (ids,), file, input_names=["ids"], output_names=["scores"], dynamo=False)
-        provider = "CUDAExecutionProvider" if ids.is_cuda else "CPUExecutionProvider"
+        provider = "CUDAExecutionProvider" if device.type == "cuda" else "CPUExecutionProvider"
         self.session = onnxruntime.InferenceSession(file.getvalue(), providers=[provider])
         if provider not in self.session.get_providers():
             raise RuntimeError(f"ONNX Runtime has no {provider}: it could not be loaded")
-        self.ids = ids.cpu().numpy()
+        self.ids = ids.numpy()
 
     def step(self) -> None:
         """One request, to its end."""
@@ -125,7 +125,5 @@ def server(name: str, tiny: bool = False) -> Requests:
         inputs = torch.randint(rows, (batch, tables, 4)), torch.randn(batch, 13)
         return CopyingRequests(model, inputs, device, own_stream=False)
     if name == "bert_onnx":
-        with torch.device(device):
-            model = Encoder().to(torch.float16 if device.type == "cuda" else torch.float32)
-            return OnnxRequests(model, torch.randint(30_522, (1, 16 if tiny else 128)))
+        return OnnxRequests(Encoder(), torch.randint(30_522, (1, 16 if tiny else 128)), device)
     return latency_workload(name)
