@@ -263,7 +263,7 @@ GOODPUT = Benchmark(
     settings={"seconds": (2.5, 0.4)},
     limits=dict.fromkeys(
         [f"goodput_of_triton_{kind}" for kind in BURSTS],
-        "fronts are Python: a request takes 0.5 ms of a core there, and waits for the interpreter",
+        "Python fronts: 0.5 ms of a core a request; rates are 20% apart",
     ),
     results="inference",
     merge=merge,
