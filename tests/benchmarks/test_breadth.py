@@ -27,6 +27,25 @@ def test_there_are_programs_of_every_library() -> None:
         assert program.steps.__name__ == name and program.steps.__doc__
 
 
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("vit_graph", ""), ("recommender", ""), ("decode_short", ""), ("bert_onnx", "onnx onnxruntime")],
+)
+def test_a_server_answers_in_little(name: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for needed in ("torch", *needs.split()):
+        pytest.importorskip(needed)
+    root = Path(__file__).parents[2]
+    for directory in ("benchmarks/breadth", "python/cudasched/demo"):
+        monkeypatch.syspath_prepend(str(root / directory))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    from servers import server
+
+    made = server(name, tiny=True)
+    for _ in range(2):
+        made.step()
+        made.synchronize()
+
+
 def test_a_program_imports_nothing_before_it_runs() -> None:
     """Its generator stops at the first yield, before which it only imports; without its library it says so."""
     for name, program in PROGRAMS.items():
