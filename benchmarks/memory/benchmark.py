@@ -81,8 +81,9 @@ BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 #: Allocations before the server comes.
 RESCUES = 4
 #: Of turns: each training's part of the memory, the part of it that moves, the blocks of a training, and the time of a
-#: turn where all of the GPU's memory is used, s. A training's steps take so many turns: several moves are complete.
-PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), 2.25
+#: turn where all of the GPU's memory is used, s. A training's steps take so many turns: several moves are complete,
+#: in a rehearsal, too, where a busy machine took steps for long.
+PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), (2.25, 5.0)
 #: Host memory that may be pinned for the trainings; and what each may move beside its part.
 PINNED_PART, BESIDE = 0.8, 4 << 30
 MOVE = re.compile(r"(parked|brought back) (\d+) MiB in (\d+) us")
@@ -442,8 +443,8 @@ def turns(session: Session) -> None:
     programs, alone_s = session.shared(Copies), float(session.options.seconds) / 2
     free = int(programs.ask("", "free"))
     memory = min(free, int(host_memory() * PINNED_PART))
-    turn_s = TURN_S[session.rehearsal] * memory / free
-    session.need(2 * alone_s + 2.5 * TURNS * turn_s + TIMEOUT_S / 4)
+    turn_s, turns = TURN_S[session.rehearsal] * memory / free, TURNS[session.rehearsal]
+    session.need(2 * alone_s + 2.5 * turns * turn_s + TIMEOUT_S / 4)
     block = int(memory * PART) // BLOCKS >> 21 << 21
     settings = PAGEABLE | {
         "CUDASCHED_PARK": str(int(memory * MOVED_PART) + BESIDE),
@@ -458,7 +459,7 @@ def turns(session: Session) -> None:
                 training.begin()
                 time.sleep(alone_s)
                 alone.append(statistics.fmean(training.result()["ms"]))
-        steps = [max(1, round(TURNS * turn_s * 1e3 / ms)) for ms in alone]
+        steps = [max(1, round(turns * turn_s * 1e3 / ms)) for ms in alone]
         both = opened.enter_context(ThreadPoolExecutor(2))
         trainings = [
             opened.enter_context(programs.training(BLOCKS, block, count, 0, "unsummed", **settings)) for count in steps
@@ -466,7 +467,7 @@ def turns(session: Session) -> None:
         began_ms = time.monotonic() * 1e3
         for training in trainings:
             training.begin()
-        limit_s = 4 * TURNS * turn_s + TIMEOUT_S / 4
+        limit_s = 4 * turns * turn_s + TIMEOUT_S / 4
         try:
             ended = [each.result(limit_s) for each in [both.submit(training.result) for training in trainings]]
         except FutureTimeoutError as error:
