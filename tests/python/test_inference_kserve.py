@@ -293,6 +293,7 @@ def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched
             "from cudasched.inference import Batcher\nmodels = {'m': list, 'n': Batcher(list)}",
             'has no batchers: it sets models = {"name": Batcher(...)}, or functions that make one each',
         ),
+        ("models = {'': list}", "has no batchers"),
         ("models = {'m': lambda: 1}", "made 1: a Batcher is needed"),
         ("\nimport no_such_module", "models.py raised ModuleNotFoundError at line 2: No module named 'no_such_module'"),
     ],

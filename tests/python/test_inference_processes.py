@@ -41,13 +41,18 @@ from cudasched.inference import Batcher
 
 def run(inputs):
     while Path("hold").exists() and inputs[0][0] == 9:
+        if not Path("held").exists():
+            Path("forked").write_text(str(os.getpid()))
+            if not os.fork():
+                time.sleep(60)
+                os._exit(0)
         Path("held").touch()
         time.sleep(0.01)
     return [x + os.getpid() for x in inputs]
 
 def make(name):
     if Path("none").exists():
-        raise MemoryError("none is left")
+        raise MemoryError("none is left, said at length: " + 100_000 * "x")
     return Batcher(run, slo_ms=None, example=numpy.zeros(2))
 
 models = {name: lambda name=name: make(name) for name in ("double", "other")}
@@ -221,26 +226,77 @@ def test_requests_that_run_are_answered_before_the_processes_end(start: Callable
     assert serving.process.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("killed", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_processes_of_models_end_with_the_first(start: Callable[..., Command], killed: signal.Signals) -> None:
-    """A terminal sends SIGINT to all, of which only the first is to end the others."""
+    """A terminal sends SIGINT to all, and systemd SIGTERM, of which only the first is to end the others."""
     serving = start()
     others = serving.others()
-    if killed == signal.SIGINT:
+    if killed != signal.SIGKILL:
         os.kill(serving.place("other"), killed)
         assert serving.place("other") in others
     serving.process.send_signal(killed)
     eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
 
 
-def test_a_model_that_cannot_be_made_ends_the_server(start: Callable[..., Command], cudasched: Run) -> None:
+def test_a_model_that_cannot_be_made_ends_a_server_that_starts(start: Callable[..., Command], cudasched: Run) -> None:
     serving = start()
     Path("none").touch()
     done = cudasched("models", "serve", "models.py", "--port", "0", "--token-file", "token")
     assert done.returncode != 0
-    assert re.search(r"the model \w+: \S+models.py raised MemoryError at line 15: none is left", done.stderr), (
-        done.stderr
-    )
-    os.kill(serving.place("double"), signal.SIGKILL)  # and one that cannot be made again
-    assert serving.process.wait(PATIENCE_S) != 0
-    assert "raised MemoryError at line 15: none is left" in serving.stderr.read()
+    said = r"the model \w+: \S+models.py raised MemoryError at line \d+: none is left, said at length: "
+    found = re.search(said + "x+", done.stderr)
+    assert found and len(found[0]) == 4000, done.stderr[:500]
+    other = serving.place("other")
+    os.kill(serving.place("double"), signal.SIGKILL)  # one that cannot be made again is tried again
+    assert "the process of the model double ended by itself" in serving.stderr.readline()
+    assert re.search(said, serving.stderr.readline())
+    assert serving.place("other") == other
+    Path("none").unlink()
+    eventually(lambda: serves(serving, "double"))
+    assert serving.place("other") == other
+
+
+def serves(serving: Command, model: str) -> bool:
+    try:
+        return serving.place(model) > 0
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False
+
+
+def test_a_model_that_crashes_again_and_again_takes_no_other_with_it(start: Callable[..., Command]) -> None:
+    serving = start("--fronts", "2")
+    other = serving.place("other")
+    for _ in range(4):
+        eventually(lambda: serves(serving, "double"))
+        os.kill(serving.place("double"), signal.SIGKILL)
+    assert serving.place("other") == other and serving.process.poll() is None
+
+
+def test_a_model_that_does_not_answer_holds_up_no_other(start: Callable[..., Command]) -> None:
+    serving = start()
+    stopped = serving.place("double")
+    os.kill(stopped, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(serving.ask, "double/stats")
+        assert serving.place("other") != stopped and serving.ask("double/ready")["ready"]
+        with pytest.raises(urllib.error.HTTPError, match="503") as raised:
+            asked.result(PATIENCE_S)
+    assert "the process of the model double does not answer" in raised.value.read().decode()
+    os.kill(stopped, signal.SIGKILL)
+
+
+def test_a_process_is_replaced_though_one_that_it_forked_lives_on(start: Callable[..., Command]) -> None:
+    serving = start()
+    first = serving.place("double")
+    Path("hold").touch()
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(serving.post, 9, 9)
+        eventually(Path("held").exists)
+        assert serving.place("other")
+        assert json.loads(Path("forked").read_text()) == first
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            held.result(PATIENCE_S)
+    eventually(lambda: serves(serving, "double"))
+    assert serving.place("double") != first

@@ -39,7 +39,14 @@ def serve(
     insecure: Insecure = False,
     allowed_host: AllowedHost = None,
     max_mib: Annotated[int, typer.Option(min=1, max=1024, help="The largest request, in MiB.")] = 16,
-    fronts: Annotated[int, typer.Option(min=0, max=64, help="Processes that carry the protocol; 0: this one.")] = 0,
+    fronts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Processes that carry the protocol; 0: this one, or one where functions make the models.",
+        ),
+    ] = 0,
 ) -> int:
     """Serve the models of a file by the open inference protocol (KServe v2), until Ctrl-C or SIGTERM."""
     check(host, tls_cert, tls_key, insecure)
@@ -63,11 +70,12 @@ def serve(
         server: Server | Processes
         if fronts or not here:
             server = Processes(file, models, max(fronts, 1), options)
-            server.start()
+            is_there = server.start()
         else:
-            server = server_of(Models(models), options)
+            server, is_there = server_of(Models(models), options), True
         gc.collect()
         gc.freeze()  # else a collection of all that PyTorch has made stops the process for 0.1 s now and then
-        announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
+        if is_there:
+            announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
         server.run()
     return 0

@@ -29,15 +29,14 @@ def loaded(file: Path) -> dict[str, Any]:
     sys.setswitchinterval(1e-4)  # else a batch that the GPU has done may wait 5 ms for another thread's Python
     if not file.is_file():
         raise ConfigError(f"{file} is no file")
-    models = _checked(file, lambda: runpy.run_path(str(file)).get("models"))
-    kinds = (
-        [(isinstance(each, Batcher), callable(each)) for each in models.values()] if isinstance(models, dict) else []
-    )
-    if not kinds or not any(map(all, zip(*kinds, strict=True))):
+    found = _checked(file, lambda: runpy.run_path(str(file)).get("models"))
+    models: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
+    kinds = [(isinstance(each, Batcher), callable(each)) for each in models.values()]
+    if not all(models) or not any(map(all, zip(*kinds, strict=True))):
         raise ConfigError(
             f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}, or functions that make one each'
         )
-    return dict(models or {})
+    return models
 
 
 def made(file: Path, name: str) -> Batcher:

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,8 @@ from cudasched.log import logger
 __all__ = ["RemoteModels", "Requests"]
 
 _SUBMIT, _CANCEL = "submit", "cancel"
-_CALLS = frozenset({"known", "metadata", "statistics"})
+_CALLS = frozenset({"metadata", "statistics"})
+_ANSWER_S = 5.0
 
 
 class _Place(Link):
@@ -49,13 +51,20 @@ class RemoteModels:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._links = Links()
+        self._lock = threading.Lock()
         self._places: dict[str, _Place] = {}
         self._numbers = itertools.count(1)
 
     def connect(self, names: Sequence[str], own: socket.socket) -> None:
         """These models are at the other end from here on. Any thread may call this."""
-        place = _Place(self._links, own)
-        self._places |= dict.fromkeys(names, place)
+        with self._lock:
+            place = _Place(self._links, own)
+            self._places = {**self._places, **dict.fromkeys(names, place)}
+
+    def drop(self, names: Sequence[str]) -> None:
+        """The process of these models is gone, though another one may hold the socket open that it had."""
+        for place in {self._places[name] for name in names if name in self._places}:
+            place.drop()
 
     def read(self) -> None:
         """Takes answers, until `close`. Where a process is gone, all that wait for it fail."""
@@ -64,7 +73,8 @@ class RemoteModels:
             messages, gone, goes_on = self._links.read()
             self._take(messages)
             for place in gone:
-                self._places = {name: its for name, its in self._places.items() if its is not place}
+                with self._lock:
+                    self._places = {name: its for name, its in self._places.items() if its is not place}
                 for number in list(place.answers):
                     self._end(place, number, None, UseError("the process of the model is gone"))
         self._links.close()
@@ -83,7 +93,8 @@ class RemoteModels:
 
     def known(self, name: str, version: str = "") -> None:
         """Raises _UnknownModelError, and UseError where the model's process is not there."""
-        self._ask(name, "known", name, version)
+        check_known(name, version, self._names)
+        self._place(name)
 
     def metadata(self, name: str, version: str) -> Any:
         """See `Models`."""
@@ -120,13 +131,16 @@ class RemoteModels:
     def _place(self, name: str) -> _Place:
         place = self._places.get(name)
         if place is None:
-            check_known(name, self._names)
+            check_known(name, "", self._names)
             raise UseError(f"the process of the model {name} is gone, and starts again")
         return place
 
     def _ask(self, name: str, method: str, *arguments: Any) -> Any:
         number = next(self._numbers)
-        return self._sent(self._place(name), number, pickled(number, (method, arguments))).result()
+        try:
+            return self._sent(self._place(name), number, pickled(number, (method, arguments))).result(_ANSWER_S)
+        except FutureTimeoutError:
+            raise UseError(f"the process of the model {name} does not answer") from None
 
     def _sent(self, place: _Place, number: int, parts: list[Any]) -> Future[Any]:
         answer = place.answers[number] = Future()
@@ -312,8 +326,7 @@ class Requests:
                 self._cancel(front, number)
             else:
                 assert method in _CALLS
-                result = getattr(self._models, method)(*arguments)
-                return pickled(number, (None if method == "known" else result, None))
+                return pickled(number, (getattr(self._models, method)(*arguments), None))
         except Exception as error:
             return refused(number, error)
         return []

@@ -117,9 +117,7 @@ class Models:
 
     def known(self, name: str, version: str = "") -> Batcher:
         """A model's batcher. Raises _UnknownModelError, which says which there are."""
-        check_known(name, self._batchers)
-        if version not in ("", VERSION):
-            raise _UnknownModelError(f"the model {shown(name)} has no version {shown(version)}; it has {VERSION}")
+        check_known(name, version, self._batchers)
         return self._batchers[name]
 
     def metadata(self, name: str, version: str) -> dict[str, Any]:
@@ -240,10 +238,12 @@ def indexed(name: str, ready: bool) -> dict[str, str]:
     }
 
 
-def check_known(name: str, names: Collection[str]) -> None:
+def check_known(name: str, version: str, names: Collection[str]) -> None:
     """Raises _UnknownModelError, which says which there are."""
     if name not in names:
         raise _UnknownModelError(f"no model is named {shown(name)}; there are {', '.join(sorted(names))}")
+    if version not in ("", VERSION):
+        raise _UnknownModelError(f"the model {shown(name)} has no version {shown(version)}; it has {VERSION}")
 
 
 def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:

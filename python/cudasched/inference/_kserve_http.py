@@ -78,10 +78,10 @@ def application(models: Models) -> Application:
         return {"name": name, "ready": True}
 
     async def metadata(request: Request) -> Any:
-        return models.metadata(*_model(request))
+        return await asyncio.to_thread(models.metadata, *_model(request))
 
     async def statistics(request: Request) -> Any:
-        return {"model_stats": models.statistics(*_model(request))}
+        return {"model_stats": await asyncio.to_thread(models.statistics, *_model(request))}
 
     async def index(_: Request) -> Any:
         return models.index()

@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "Processes", "server_of"]
 
-_LINK, _SERVE, _MODEL = "link", "serve", "model"
+_LINK, _GONE, _SERVE, _MODEL = "link", "gone", "serve", "model"
 _READY_S = 120.0
 _SHORT_S, _MOST_SHORT = 5.0, 3  # so many in a row that end so soon: a further one would, too
-_END_S = 5.0
+_LONGEST_S = 30.0  # between two of a model that ends again and again; and from `stop` to the end
 _LOOK_S = 0.5
 _MESSAGE_BYTES = 1 << 16
+_PROBLEM_LENGTH = 4000
 
 
 @dataclass(frozen=True)
@@ -132,21 +133,17 @@ class _Process:
             return None
         return str(pickle.loads(said)) if said else None
 
-    def end(self) -> None:
-        """Has it end, with answers to all that it has accepted."""
+    def end(self, at_once: bool = False) -> None:
+        """Has it end, with answers to all that it has accepted, or at once."""
         with suppress(OSError):
-            if self.serves:
+            if self.serves and not at_once:
                 self._control.shutdown(socket.SHUT_WR)
             else:
-                self._process.terminate()
+                self._process.kill()
 
     def wait(self) -> None:
-        """Returns when it has ended: its control has."""
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """Returns when it has ended. Its control may live on, in a process that it forked."""
+        self._process.wait()
         self._control.close()
 
 
@@ -187,8 +184,8 @@ class Processes:
             for each in ([] if own else self._names, [""] * count)
         )
 
-    def start(self) -> None:
-        """Returns when all fronts listen; from here on SIGTERM and SIGINT end `run`, if this is the main thread.
+    def start(self) -> bool:
+        """Whether all fronts listen, or `stop` was called. SIGTERM and SIGINT call it, if this is the main thread.
 
         Raises:
             ConfigError: A front does not listen, or a model cannot be made.
@@ -200,6 +197,7 @@ class Processes:
         self._begin(self._fronts, _READY_S)
         if self._problem:
             self.run()
+        return not self._ended.is_set()
 
     def _begin(self, keepers: Sequence[threading.Thread], limit_s: float) -> None:
         """Returns when the processes of these, too, serve."""
@@ -212,16 +210,21 @@ class Processes:
                 self._fail(f"a front of the models does not listen within {limit_s:.0f} s")
 
     def run(self) -> None:
-        """Serves until `stop` is called. Raises ConfigError where processes end by themselves, again and again."""
+        """Serves until `stop` is called. Raises ConfigError where fronts end by themselves, again and again."""
         while not self._ended.wait(_LOOK_S):  # a signal that another thread got is handled once this one wakes
             pass
         for keepers, fronts in ((self._fronts, True), (self._models, False)):
             for process in self._those():
                 if fronts == (not process.model):
                     process.end()
-            for keeper in keepers:
-                if keeper.ident is not None:
-                    keeper.join()
+            until = time.monotonic() + _LONGEST_S
+            for keeper in (each for each in keepers if each.ident is not None):
+                keeper.join(max(until - time.monotonic(), 0.0))
+                while keeper.is_alive():  # it is stopped, or a model hangs
+                    for process in self._those():
+                        if fronts == (not process.model):
+                            process.end(at_once=True)
+                    keeper.join(_LOOK_S)
         if self._requests is not None:
             self._requests.close()
         for each in self._reserved:
@@ -253,18 +256,23 @@ class Processes:
                 process = _Process(model)
             except OSError as error:
                 return self._fail(f"{what} cannot be started: {error}")
-            served_s = self._serve(process)
+            served_s, problem = self._serve(process)
+            ever = ever or served_s > 0
+            if problem and ever and model:
+                logger.error("%s", problem)
+            elif problem:
+                self._fail(problem)
             if self._ended.is_set():
                 break
-            ever = ever or served_s > 0
             short = short + 1 if served_s < _SHORT_S else 0
-            if not ever or short == _MOST_SHORT:
+            if not ever or (short == _MOST_SHORT and not model):
                 self._fail(f"{what} ends by itself: see its message")
             else:
                 logger.warning("%s ended by itself; another takes its place", what)
+                self._ended.wait(min(2.0**short - 1, _LONGEST_S) if model else 0)
 
-    def _serve(self, process: _Process) -> float:
-        """A process to its end; how long it served, s."""
+    def _serve(self, process: _Process) -> tuple[float, str | None]:
+        """A process to its end; how long it served, s, and why not."""
         began = math.inf
         with self._lock:
             self._running.add(process)
@@ -277,8 +285,6 @@ class Processes:
         else:
             process.tell(_SERVE, self._options, self._names)
         problem = process.hear()
-        if problem:
-            self._fail(problem)
         if problem == "":
             began = time.monotonic()
             with self._lock:
@@ -288,11 +294,13 @@ class Processes:
                         _connect(process, front)
             if self._ended.is_set():
                 process.end()
-            process.hear()
+        process.wait()
         with self._lock:
             self._running.discard(process)
-        process.wait()
-        return max(time.monotonic() - began, 0.0)
+            for front in self._running:
+                if process.serves and process.model and not front.model:
+                    front.tell(_GONE, [process.model])
+        return max(time.monotonic() - began, 0.0), problem
 
     def _connect_front(self, front: _Process) -> None:
         """With all that have models. Under the lock."""
@@ -315,6 +323,7 @@ class _Controller:
     """The first process, as another one has it."""
 
     def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)
         self._control = socket.socket(fileno=descriptor)
 
     def hear(self) -> tuple[str, Any, socket.socket | None]:
@@ -327,17 +336,20 @@ class _Controller:
         kind, about = pickle.loads(data)
         return kind, about, socket.socket(fileno=descriptors[0]) if descriptors else None
 
-    def links(self, connect: Callable[..., None]) -> None:
-        """Connects what it links, until it ends this."""
+    def links(self, connect: Callable[..., None], drop: Callable[..., None] | None = None) -> None:
+        """Connects what it links, and drops what is gone, until it ends this."""
         with suppress(EOFError, OSError):
             while True:
-                _, about, own = self.hear()
-                connect(*about, own)
+                kind, about, own = self.hear()
+                if kind == _LINK:
+                    connect(*about, own)
+                elif drop is not None:
+                    drop(*about)
 
     def say(self, problem: str) -> None:
         """That this process serves; or why it does not."""
         with suppress(OSError):
-            self._control.send(pickle.dumps(problem))
+            self._control.send(pickle.dumps(problem[:_PROBLEM_LENGTH]))
 
 
 def _front(controller: _Controller, models: Any, options: Options) -> int:
@@ -348,7 +360,7 @@ def _front(controller: _Controller, models: Any, options: Options) -> int:
         return 1
 
     def follow() -> None:
-        controller.links(models.connect)
+        controller.links(models.connect, models.drop)
         server.stop()
 
     for target in (models.read, follow):
@@ -361,7 +373,15 @@ def _front(controller: _Controller, models: Any, options: Options) -> int:
 
 
 def _model(controller: _Controller, file: Path, name: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal's: the first process ends this one behind the fronts
+    own = os.getpid()
+
+    def on_signal(number: int, _: object) -> None:  # to all: the first process ends this one behind the fronts
+        if os.getpid() != own:  # a process that the model has forked
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
     try:
         with made(file, name) as batcher:
             requests = Requests(Models({name: batcher}))
