@@ -29,16 +29,29 @@ auto place_of(const MemoryView& view, int slot) noexcept {
   return std::tuple(!in_turn(client, view.now_ns), client.since_ns, slot);
 }
 
-}  // namespace
-
-bool may_have_memory(const MemoryView& view, int self) noexcept {
+// Is the memory of others that `may_give` enough?
+template <typename MayGive>
+bool suffices(const MemoryView& view, int self, MayGive&& may_give) noexcept {
   const std::uint64_t lacks = client_of(view, self).lacks;
   std::uint64_t bytes = view.free;
   for (int slot = 0; slot < slots(view) && bytes < lacks; ++slot) {
     const MemoryClient& other = client_of(view, slot);
-    if (slot != self && other.takes_turns) bytes += std::min(other.movable, lacks - bytes);
+    if (slot != self && other.takes_turns && may_give(other)) bytes += std::min(other.movable, lacks - bytes);
   }
   return bytes >= lacks;
+}
+
+}  // namespace
+
+bool may_have_memory(const MemoryView& view, int self) noexcept {
+  return suffices(view, self, [](const MemoryClient&) { return true; });
+}
+
+bool waits_for_turn(const MemoryView& view, int self) noexcept {
+  if (!may_have_memory(view, self)) return false;
+  return view.asked || !suffices(view, self, [&](const MemoryClient& other) {
+           return !in_turn(other, view.now_ns) && other.since_ns != kPinsNs;
+         });
 }
 
 int next_for_memory(const MemoryView& view) noexcept {

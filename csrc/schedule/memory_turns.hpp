@@ -33,9 +33,16 @@ struct MemoryView {
 inline constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
 // No turn is believed to last longer, whatever a damaged table says.
 inline constexpr std::int64_t kLongestTurnNs = 3'600'000'000'000;
+// In place of `since_ns`, of a client that tries to give: others do not give for it.
+inline constexpr std::int64_t kStopsNs = INT64_MAX - 1;
+inline constexpr std::int64_t kPinsNs = INT64_MAX;  // it pins memory of the host first
 
 // Could the others' memory be enough for this client?
 bool may_have_memory(const MemoryView& view, int self) noexcept;
+
+// Is it for a reason that passes by itself that this client waits: latency work that asks, turns that are not over,
+// another's pinning? Not: for a client that is to give and cannot be stopped.
+bool waits_for_turn(const MemoryView& view, int self) noexcept;
 
 // The slot of the client that is next; -1: none waits.
 int next_for_memory(const MemoryView& view) noexcept;

@@ -79,6 +79,25 @@ for each in range(2):
 """
 
 
+#: Kernels, and a thread whose calls end each attempt to stop the program.
+NEVER_IDLE = """
+def feed():
+    gpu.use()
+    while True:
+        gpu.launch(2, us=2500000)
+        gpu.synchronize()
+
+def call():
+    gpu.use()
+    while True:
+        allocate(4096)
+        time.sleep(0.005)
+
+for each in feed, call:
+    threading.Thread(target=each, daemon=True).start()
+"""
+
+
 @pytest.fixture(autouse=True)
 def small_device(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_MEMORY_MB", "1000")
@@ -206,6 +225,39 @@ def test_what_no_turn_could_give_is_refused(stage: Stage) -> None:
     eventually(lambda: away(first) > 0, "it has moved")
     first.call(f"train({one}, {MIB})")
     progress([first])
+
+
+def test_a_program_alone_or_beside_others_without_the_setting_does_not_wait(stage: Stage) -> None:
+    training, _ = that_holds(stage, 600)
+    for _ in range(2):
+        began = time.monotonic()
+        assert training.number(f"allocate({900 * MIB})") == -OUT_OF_MEMORY
+        assert time.monotonic() - began < 2.5
+        that_holds(stage, 10, None)
+
+
+def test_a_wait_for_a_program_that_never_stops_ends(stage: Stage) -> None:
+    """Its turn is over, and attempts to park it fail, one after the other."""
+    first, _ = that_holds(stage, 750)
+    first.call("import threading\n" + NEVER_IDLE)
+    second = a_training(stage, 300, CUDASCHED_GIVE_BACK_MS="500")
+    began = time.monotonic()
+    assert second.number(f"allocate({750 * MIB})") == -OUT_OF_MEMORY
+    assert 2 < time.monotonic() - began < 20
+    assert away(first) == 0
+    assert second.number(f"allocate({100 * MIB})") > 0
+
+
+def test_a_wait_outlasts_anothers_turn(stage: Stage) -> None:
+    first, one = that_holds(stage, 750)
+    second, other = that_holds(stage, 750, 6000)
+    second.call(f"train({other}, {MIB})")
+    third = a_training(stage, 300, CUDASCHED_GIVE_BACK_MS="500")
+    began = time.monotonic()
+    assert third.number(f"allocate({700 * MIB})") > 0
+    assert time.monotonic() - began > 3
+    first.call(f"train({one}, {MIB})")
+    progress([first, second])
 
 
 def test_a_latency_clients_allocation_goes_before_all_turns(stage: Stage) -> None:

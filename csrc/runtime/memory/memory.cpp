@@ -155,6 +155,7 @@ void Memory::publish(Device& device) noexcept {
     words.peak_bytes.store(holdings.peak(device.ordinal()), std::memory_order_relaxed);
     words.limit_bytes.store(holdings.limit(), std::memory_order_relaxed);
     if (!pager.has_turns()) words.turn_until_ns.store(0, std::memory_order_relaxed);  // of a damaged table
+    if (each == Class::kBestEffort) pager.join_turns(device);
   }
 }
 

@@ -47,7 +47,7 @@ std::uint64_t free_memory() noexcept {
 
 }  // namespace
 
-// Empty: memory can move. The caller holds moving_, or is the giver.
+// Empty: memory can move. Reads atomics alone: any thread.
 std::string Pager::why_not(const Device& device) const {
   if (!driver::barrier().armed()) return "the setting park is off";
   if (device.registered(Class::kLatency)) return "it has latency work of its own";
@@ -85,7 +85,7 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   const std::uint64_t bytes = std::min(std::max(least, memory::Pool::kChunkBytes), movable());
   // Whole chunks, the last of which may be larger than the rest.
   const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
-  if (std::string why = pin(room); !why.empty()) return why;
+  if (std::string why = pin_in_turn(device, room); !why.empty()) return why;
   if (parking_->bytes() == 0) {
     if (std::string why = stop_program(); !why.empty()) return why;
   }
@@ -109,6 +109,18 @@ std::string Pager::pin(std::uint64_t more) {
   const driver::RelaxedCapture relaxed;
   if (parking_->make_room(more)) return "";
   return "the driver does not pin " + size_text(lacks) + " of the host's memory for it (RLIMIT_MEMLOCK)";
+}
+
+// The same. Those for whose turn this is see that it takes time, but not again and again where it fails.
+std::string Pager::pin_in_turn(Device& device, std::uint64_t more) {
+  if (pin_failed_ || parking_->lacks(more) == 0 || device.table().lost()) return pin(more);
+  std::atomic<std::int64_t>& since = device.table().memory(device.slot(Class::kBestEffort)).lacks_since_ns;
+  std::int64_t before = schedule::kStopsNs;
+  const bool tells = since.compare_exchange_strong(before, schedule::kPinsNs);
+  std::string why = pin(more);
+  pin_failed_ = !why.empty();
+  if (tells && !device.table().lost()) since.store(schedule::kStopsNs, std::memory_order_release);
+  return why;
 }
 
 // A segment, before it is needed.
@@ -183,8 +195,10 @@ void Pager::move_back(Device& device, bool waits) noexcept {
   if (waits || parking_->bytes() == 0 || !has_room()) full_ns_ = now;
   if (now - full_ns_ < kCalmNs) return;
   const std::uint64_t moved = parking_->bytes();
-  // A client whose allocation fails from here on asks for it again.
+  // A client whose allocation fails from here on asks for it again, or waits until this one's turn is over.
   publish(device, movable() + moved);
+  begin_turn();
+  publish_turn(device);
   if (parking_->move_in()) {
     driver::barrier().open();
     note();
@@ -212,6 +226,12 @@ struct Pager::Seen {
 bool Pager::takes_turns(Device& device) const noexcept {
   return has_turns() && driver::barrier().armed() && pageable_.pool_made() != nullptr && !device.table().lost() &&
          hot().scheduling.load() && !device.registered(Class::kLatency) && device.slot(Class::kBestEffort) >= 0;
+}
+
+void Pager::join_turns(Device& device) noexcept {
+  if (!takes_turns(device)) return;
+  std::int64_t none = 0;
+  device.table().memory(device.slot(Class::kBestEffort)).turn_until_ns.compare_exchange_strong(none, 1);
 }
 
 void Pager::see(Device& device, bool asked, Seen& seen) noexcept {
@@ -268,7 +288,7 @@ bool Pager::follow_turns(Device& device, bool asked) noexcept {
   }
   if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0) {
     // While it moves, its words are not true: others do not give for it.
-    device.table().memory(slot).lacks_since_ns.store(INT64_MAX, std::memory_order_release);
+    device.table().memory(slot).lacks_since_ns.store(schedule::kStopsNs, std::memory_order_release);
     park(device, bytes);
     publish_turn(device);
   }
@@ -281,6 +301,7 @@ MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
   if (known == nullptr || !pager.has_turns() || memory().give_back_ns() == 0 ||
       !hot().scheduling.load(std::memory_order_relaxed))
     return;
+  driver::barrier().settle();  // or this thread's wait would keep its own program from being parked
   // One that has launched nothing yet becomes a client here.
   if (!engine().prepare(*known, Class::kBestEffort, this_thread()) || !pager.takes_turns(*known)) return;
   try {
@@ -291,8 +312,13 @@ MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
   std::size_t free = 0;
   std::size_t all = 0;
   if (table().cuMemGetInfo(&free, &all) != CUDA_SUCCESS || bytes > all) return;
+  Pager::Seen seen;
+  pager.see(*known, false, seen);
+  seen.clients[static_cast<std::size_t>(known->slot(Class::kBestEffort))].takes_turns = false;
+  if (std::ranges::none_of(seen.clients, [](const auto& client) { return client.takes_turns; })) return;
   device_ = known;
-  possible_ns_ = now_ns();
+  hopeful_ns_ = now_ns();
+  free_ = free;
   want(bytes);
 }
 
@@ -324,8 +350,12 @@ bool MemoryTurn::next() noexcept {
       pager.served_.store(true);
       return true;
     }
-    if (told && schedule::may_have_memory(seen.view, slot)) possible_ns_ = seen.view.now_ns;
-    if (seen.view.now_ns - possible_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
+    const bool comes_back = is_away && own.turn_until_ns > seen.view.now_ns;
+    if (comes_back || seen.view.free > free_ || (told && schedule::waits_for_turn(seen.view, slot))) {
+      hopeful_ns_ = seen.view.now_ns;
+      free_ = seen.view.free;
+    }
+    if (seen.view.now_ns - hopeful_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
     clients.sleep_for_memory(sequence, kTurnLookNs);
   }
   return false;

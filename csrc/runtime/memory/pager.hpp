@@ -39,6 +39,9 @@ class Pager {
   void take_turns(std::int64_t turn_ns) noexcept { turn_ns_.store(turn_ns); }
   bool has_turns() const noexcept { return turn_ns_.load(std::memory_order_relaxed) != 0; }
 
+  // Others hear that this client takes turns, before the giver's first look.
+  void join_turns(Device& device) noexcept;
+
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
   std::uint64_t away() const noexcept { return away_.load(std::memory_order_relaxed); }
@@ -71,6 +74,7 @@ class Pager {
   std::string move_away(Device& device, std::uint64_t least);
   std::string stop_program();
   std::string pin(std::uint64_t more);
+  std::string pin_in_turn(Device& device, std::uint64_t more);
   void pin_ahead();
   void move_back(Device& device, bool waits) noexcept;
   bool has_room() noexcept;
@@ -82,6 +86,7 @@ class Pager {
   memory::Parking* parking_ = nullptr;  // never destroyed, as the pool
   std::atomic<std::uint64_t> most_{0};
   bool pins_ahead_ = true;
+  bool pin_failed_ = false;  // under moving_: no allocation waits for its end again
   std::atomic<std::uint64_t> movable_{0};
   std::atomic<std::uint64_t> away_{0};
   std::atomic<bool> wanted_away_{false};
@@ -103,8 +108,9 @@ class MemoryTurn {
   MemoryTurn(const MemoryTurn&) = delete;
   MemoryTurn& operator=(const MemoryTurn&) = delete;
 
-  // Waits until there is room: the allocation is to be tried again. False: there are no turns, or the others' memory
-  // has not been enough for `give_back_ms` and two seconds.
+  // Waits until there is room: the allocation is to be tried again. False: there are no turns, no other client takes
+  // any, or the others' memory has not been enough, or none of it moved, for `give_back_ms` and two seconds. Turns of
+  // others, and latency work that asks, do not count in these.
   bool next() noexcept;
 
  private:
@@ -113,7 +119,8 @@ class MemoryTurn {
   Device* device_ = nullptr;
   std::uint64_t wanted_ = 0;
   bool tried_ = false;
-  std::int64_t possible_ns_ = 0;  // the last look at which the others' memory was enough
+  std::int64_t hopeful_ns_ = 0;  // the last look at which a wait had a reason that passes
+  std::uint64_t free_ = 0;       // of the GPU, at that look
 };
 
 }  // namespace cudasched::runtime

@@ -57,6 +57,25 @@ TEST_F(MemoryTurns, AClientThatRunsKeepsItsMemoryForItsTurn) {
   EXPECT_EQ(given(0)[0], 50 * kGiB + kSpareBytes) << "of a damaged table";
 }
 
+TEST_F(MemoryTurns, AWaitHasAReasonWhileATurnLastsThatItNeeds) {
+  clients_ = {runs(75 * kGiB, kNow + 1), waits(50 * kGiB, 8)};
+  EXPECT_TRUE(waits_for_turn(view(0), 1));
+  clients_[0].turn_until_ns = kNow;
+  EXPECT_FALSE(waits_for_turn(view(0), 1)) << "it is to give now";
+  clients_[0].since_ns = kStopsNs;
+  EXPECT_FALSE(waits_for_turn(view(0), 1)) << "and may try in vain";
+  clients_[0].since_ns = kPinsNs;
+  EXPECT_TRUE(waits_for_turn(view(0), 1));
+  clients_[0].since_ns = 0;
+  clients_.push_back(runs(20 * kGiB, kNow + 1));
+  EXPECT_FALSE(waits_for_turn(view(0), 1)) << "the other's turn changes nothing";
+  clients_[0].movable = 40 * kGiB;
+  EXPECT_TRUE(waits_for_turn(view(0), 1));
+  clients_[2].movable = 5 * kGiB;
+  EXPECT_FALSE(waits_for_turn(view(0), 1)) << "not enough";
+  EXPECT_TRUE(waits_for_turn({clients_, 5 * kGiB, kNow, true}, 1)) << "latency work asks";
+}
+
 TEST_F(MemoryTurns, ThoseThatWaitGiveFirstAndThenTheOldestTurn) {
   clients_ = {runs(30 * kGiB, 9), waits(10 * kGiB, 8), waits(10 * kGiB, 9, 20 * kGiB), runs(30 * kGiB, 8)};
   EXPECT_EQ(given(0), (std::vector<std::uint64_t>{0, 0, 10 * kGiB + kSpareBytes, 0}));
