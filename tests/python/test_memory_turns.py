@@ -165,7 +165,7 @@ def test_a_turn_lasts_as_long_as_the_setting_says(stage: Stage) -> None:
 
 
 def test_programs_that_grow_together_both_get_on(stage: Stage) -> None:
-    first, second = a_training(stage), a_training(stage)
+    first, second = a_training(stage, **UNHURRIED), a_training(stage, **UNHURRIED)
     grow = f"pointers = [allocate({50 * MIB}) for _ in range(16)]"
     first.send(grow)
     second.send(grow)
