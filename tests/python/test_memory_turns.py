@@ -250,7 +250,7 @@ def test_a_wait_for_a_program_that_never_stops_ends(stage: Stage) -> None:
 
 def test_a_wait_outlasts_anothers_turn(stage: Stage) -> None:
     first, one = that_holds(stage, 750)
-    second, other = that_holds(stage, 750, 6000)
+    second, other = that_holds(stage, 750, 15000)
     second.call(f"train({other}, {MIB})")
     third = a_training(stage, 300, CUDASCHED_GIVE_BACK_MS="500")
     began = time.monotonic()
