@@ -197,9 +197,11 @@ def test_random_histories_keep_every_byte(stage: Stage) -> None:
     server.call(ALLOCATOR)
     for each in range(4):
         time.sleep(1.5)
-        held = server.number(f"allocate({(300, 900)[each % 2] * MIB})")
-        assert held > 0
-        server.call(f"free({held})")
+        asked = f"allocate({(300, 900)[each % 2] * MIB})"
+        granted: list[int] = []
+        # Where a busy machine keeps a program from being stopped within a second, the server asks again.
+        eventually(lambda asked=asked, granted=granted: granted.append(server.number(asked)) or granted[-1] > 0, asked)
+        server.call(f"free({granted[-1]})")
         if each == 2:
             programs[2].kill()
             programs[2] = a_training(stage, 150)
