@@ -185,7 +185,7 @@ class Processes:
         )
 
     def start(self) -> bool:
-        """Whether all fronts listen, or `stop` was called. SIGTERM and SIGINT call it, if this is the main thread.
+        """Whether all fronts listen; not where `stop` was called, which SIGTERM and SIGINT do in the main thread.
 
         Raises:
             ConfigError: A front does not listen, or a model cannot be made.
@@ -214,16 +214,12 @@ class Processes:
         while not self._ended.wait(_LOOK_S):  # a signal that another thread got is handled once this one wakes
             pass
         for keepers, fronts in ((self._fronts, True), (self._models, False)):
-            for process in self._those():
-                if fronts == (not process.model):
-                    process.end()
+            self._end(fronts)
             until = time.monotonic() + _LONGEST_S
             for keeper in (each for each in keepers if each.ident is not None):
                 keeper.join(max(until - time.monotonic(), 0.0))
                 while keeper.is_alive():  # it is stopped, or a model hangs
-                    for process in self._those():
-                        if fronts == (not process.model):
-                            process.end(at_once=True)
+                    self._end(fronts, at_once=True)
                     keeper.join(_LOOK_S)
         if self._requests is not None:
             self._requests.close()
@@ -239,6 +235,12 @@ class Processes:
     def _those(self) -> list[_Process]:
         with self._lock:
             return list(self._running)
+
+    def _end(self, fronts: bool, at_once: bool = False) -> None:
+        """The fronts, or those of models."""
+        for process in self._those():
+            if fronts == (not process.model):
+                process.end(at_once)
 
     def _serving(self) -> list[_Process]:
         return [each for each in self._those() if each.serves]
@@ -289,18 +291,20 @@ class Processes:
             began = time.monotonic()
             with self._lock:
                 process.serves = True
-                for front in self._running:
-                    if process.model and not front.model:
-                        _connect(process, front)
+                for front in self._fronts_to(process):
+                    _connect(process, front)
             if self._ended.is_set():
                 process.end()
         process.wait()
         with self._lock:
             self._running.discard(process)
-            for front in self._running:
-                if process.serves and process.model and not front.model:
-                    front.tell(_GONE, [process.model])
+            for front in self._fronts_to(process):
+                front.tell(_GONE, [process.model])
         return max(time.monotonic() - began, 0.0), problem
+
+    def _fronts_to(self, process: _Process) -> list[_Process]:
+        """Under the lock. None where it is a front itself, or does not serve."""
+        return [each for each in self._running if process.model and process.serves and not each.model]
 
     def _connect_front(self, front: _Process) -> None:
         """With all that have models. Under the lock."""
