@@ -78,7 +78,8 @@ std::uint64_t gives_memory(const MemoryView& view, int self) noexcept {
   int count = 0;
   for (int slot = 0; slot < slots(view); ++slot) {
     const MemoryClient& client = client_of(view, slot);
-    const bool gives = client.takes_turns && (client.lacks != 0 || !in_turn(client, view.now_ns));
+    const bool gives =
+        client.takes_turns && (!in_turn(client, view.now_ns) || (client.lacks != 0 && may_have_memory(view, slot)));
     if (slot != next && gives && client.movable != 0) givers[static_cast<std::size_t>(count++)] = slot;
   }
   const std::span all(givers.data(), static_cast<std::size_t>(count));

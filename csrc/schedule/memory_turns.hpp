@@ -4,7 +4,7 @@
 // The client that has waited longest is next, and only that one takes memory. A client that needs more within its turn
 // goes before all whose turns are over. Clients that wait give first; then those that run and whose turns are over, the
 // oldest turn first. Nobody gives before that is enough. A client that lacks more than the others could give is passed
-// over.
+// over, and keeps what it has for its turn.
 //
 // Pure: functions over the shared table's words. All clients evaluate these, each for itself.
 #pragma once

@@ -378,6 +378,7 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
     const arbiter::SlotMemory& asker = table.memory(other);
     schedule::MemoryGiver giver = own;
     const bool moves = asker.request_moves.load(std::memory_order_relaxed) != 0;
+    if (moves && pager.rests()) return;  // it is tried again later
     if (moves) giver.gives = pager.movable() != 0;
     const std::uint64_t asked = schedule::answer_for(request_of(table, other), giver, now_ns());
     if (asked != 0 && moves) to_move += asker.request_bytes.load(std::memory_order_relaxed);
@@ -468,7 +469,7 @@ MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept : bytes_(
   ask(/*for_moves=*/false);
 }
 
-// False: no client can give or move anything.
+// False: no client can give or move anything, or none has moved any since the last time and `give_back_ms` are over.
 bool MemoryRequest::ask(bool for_moves) noexcept {
   arbiter::Table& table = device_->table();
   const int own = device_->slot(Class::kBestEffort);
@@ -485,19 +486,27 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
   });
   if (givers == 0) return false;
   std::uint64_t lacks = bytes_;
+  std::int64_t since_ns = now_ns();
   if (for_moves) {
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
     driver::table().cuMemGetInfo(&free_bytes, &all_bytes);
+    if (!moves_ || free_bytes_ < free_bytes) {
+      if (moves_) spare_bytes_ *= 2;
+      for_moves_ns_ = since_ns;
+    } else {  // those that could not be stopped are asked again
+      since_ns = for_moves_ns_;
+      if (now_ns() - since_ns >= memory().give_back_ns()) return false;
+    }
+    free_bytes_ = free_bytes;
     lacks = std::min(bytes_ - std::min<std::uint64_t>(bytes_, free_bytes) + spare_bytes_, movable);
-    spare_bytes_ *= 2;
   }
   {
     // One slot for all threads of the process: the newest request stands in it, and answers to that answer the others.
     Memory::Asking& asking = memory().asking_;
     const SpinGuard guard(asking.lock);
     if (!guard.owns()) return false;
-    until_ns_ = now_ns() + memory().give_back_ns();
+    until_ns_ = since_ns + memory().give_back_ns();
     if (for_moves) {
       until_ns_ += static_cast<std::int64_t>(std::min<std::uint64_t>(lacks >> 30, kMostMoveSeconds)) * kNsPerSecond;
       until_ns_ = std::min(until_ns_, now_ns() + schedule::kLongestRequestNs);

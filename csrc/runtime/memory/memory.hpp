@@ -143,7 +143,9 @@ class MemoryRequest {
   // does not give all free memory as one allocation. A second try doubles it.
   std::uint64_t spare_bytes_ = std::uint64_t{256} << 20;
   std::int64_t until_ns_ = 0;
-  bool asks_ = false;  // counts as one of the process's requests
+  std::int64_t for_moves_ns_ = 0;  // when it asked last with more memory free than before
+  std::uint64_t free_bytes_ = 0;   // of the GPU, at the last such look
+  bool asks_ = false;              // counts as one of the process's requests
   bool moves_ = false;
   bool over_ = false;
 };

@@ -65,7 +65,7 @@ bool Pager::park(Device& device, std::uint64_t least) noexcept {
     note();
     refused_ns_ = now_ns();
     full_ns_ = refused_ns_;
-    publish(device, why.empty() ? movable() : 0);
+    publish(device, why.empty() || busy_ ? movable() : 0);
     if (why.empty()) {
       refused_ns_ = 0;
       said_.clear();
@@ -79,6 +79,7 @@ bool Pager::park(Device& device, std::uint64_t least) noexcept {
 }
 
 std::string Pager::move_away(Device& device, std::uint64_t least) {
+  busy_ = false;
   if (std::string why = why_not(device); !why.empty()) return why;
   note();
   if (parking_ == nullptr || movable() == 0) return "it holds no pageable memory";
@@ -87,7 +88,9 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
   if (std::string why = pin_in_turn(device, room); !why.empty()) return why;
   if (parking_->bytes() == 0) {
-    if (std::string why = stop_program(); !why.empty()) return why;
+    std::string why = stop_program();
+    busy_ = !why.empty();
+    if (busy_) return why;
   }
   const std::int64_t begin = now_ns();
   const std::uint64_t moved = parking_->move_out(bytes);
@@ -170,21 +173,23 @@ bool Pager::has_room() noexcept {
   return here.ok() && free_memory() >= parking_->bytes();
 }
 
+bool Pager::rests() const noexcept { return now_ns() - refused_ns_ < kRefusedNs; }
+
 void Pager::tend(Device& device, bool asked) noexcept {
   if (!driver::barrier().armed()) return;  // nothing can move
-  const bool may_try = now_ns() - refused_ns_ >= kRefusedNs;
+  const bool may_try = !rests();
   bool can = false;
   {
     const std::lock_guard held(moving_);
     note();
     try {
-      can = may_try && why_not(device).empty();
-      if (can) pin_ahead();
+      can = (may_try || busy_) && why_not(device).empty();
+      if (can && may_try) pin_ahead();
     } catch (const std::exception&) {
     }
     publish(device, can ? movable() : 0);
   }
-  if (wanted_away_.load() && can && movable() > 0) park(device, UINT64_MAX);
+  if (wanted_away_.load() && can && may_try && movable() > 0) park(device, UINT64_MAX);
   const bool waits = has_turns() ? !follow_turns(device, asked) : asked;
   if (away() != 0 && !wanted_away_.load()) move_back(device, waits);
 }
@@ -286,7 +291,7 @@ bool Pager::follow_turns(Device& device, bool asked) noexcept {
     publish_turn(device);
     return true;
   }
-  if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0) {
+  if (const std::uint64_t bytes = schedule::gives_memory(seen.view, slot); bytes != 0 && !rests()) {
     // While it moves, its words are not true: others do not give for it.
     device.table().memory(slot).lacks_since_ns.store(schedule::kStopsNs, std::memory_order_release);
     park(device, bytes);
@@ -316,18 +321,17 @@ MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
   pager.see(*known, false, seen);
   seen.clients[static_cast<std::size_t>(known->slot(Class::kBestEffort))].takes_turns = false;
   if (std::ranges::none_of(seen.clients, [](const auto& client) { return client.takes_turns; })) return;
+  waits_ = std::unique_lock(pager.waits_);
   device_ = known;
-  hopeful_ns_ = now_ns();
   free_ = free;
   want(bytes);
 }
 
 MemoryTurn::~MemoryTurn() {
-  if (device_ != nullptr) memory().pager.wanted_.fetch_sub(wanted_);
+  if (device_ != nullptr) memory().pager.wanted_.store(0);
 }
 
 void MemoryTurn::want(std::uint64_t bytes) noexcept {
-  wanted_ += bytes;
   memory().pager.wanted_.fetch_add(bytes);
   device_->table().wake_for_memory();
 }
@@ -336,6 +340,7 @@ bool MemoryTurn::next() noexcept {
   if (device_ == nullptr) return false;
   if (tried_) want(schedule::kSpareBytes);  // the driver does not give all free memory
   tried_ = true;
+  looked_ns_ = now_ns();
   Pager& pager = memory().pager;
   while (pager.takes_turns(*device_)) {
     arbiter::Table& clients = device_->table();
@@ -343,19 +348,25 @@ bool MemoryTurn::next() noexcept {
     const std::uint32_t sequence = clients.layout().memory.sequence.load(std::memory_order_acquire);
     Pager::Seen seen;
     pager.see(*device_, clients.layout().memory.requests.load() != 0, seen);
-    const schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
-    const bool is_away = pager.away() != 0;
-    const bool told = own.takes_turns && own.lacks >= (is_away ? pager.away() : pager.wanted_.load());
-    if (told && !is_away && schedule::has_memory(seen.view, slot)) {
+    schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
+    const std::uint64_t away = pager.away();
+    const std::uint64_t wanted = pager.wanted_.load();
+    const bool told = own.takes_turns && own.lacks >= (away != 0 ? away : wanted);
+    if (told && away == 0 && schedule::has_memory(seen.view, slot)) {
       pager.served_.store(true);
       return true;
     }
-    const bool comes_back = is_away && own.turn_until_ns > seen.view.now_ns;
-    if (comes_back || seen.view.free > free_ || (told && schedule::waits_for_turn(seen.view, slot))) {
-      hopeful_ns_ = seen.view.now_ns;
+    own.lacks = away + wanted;
+    const bool moved = seen.view.free > free_ && schedule::may_have_memory(seen.view, slot);
+    const bool comes_back = away != 0 && own.turn_until_ns > seen.view.now_ns;
+    if (told && (moved || schedule::waits_for_turn(seen.view, slot))) {
+      hopeless_ns_ = 0;
       free_ = seen.view.free;
+    } else if (!comes_back) {
+      hopeless_ns_ += seen.view.now_ns - looked_ns_;
     }
-    if (seen.view.now_ns - hopeful_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
+    looked_ns_ = seen.view.now_ns;
+    if (hopeless_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
     clients.sleep_for_memory(sequence, kTurnLookNs);
   }
   return false;

@@ -51,6 +51,8 @@ class Pager {
   // Looks what can move, carries out what a controller wants, moves memory back where that is due, and pins ahead.
   // `asked`: a client asks for memory.
   void tend(Device& device, bool asked) noexcept;
+  // A move has failed within the last second: the next one waits.
+  bool rests() const noexcept;
   // A controller wants all memory away until it says otherwise.
   void want_away(bool away) noexcept {
     if (!away) full_ns_.store(0);  // at once
@@ -87,13 +89,15 @@ class Pager {
   std::atomic<std::uint64_t> most_{0};
   bool pins_ahead_ = true;
   bool pin_failed_ = false;  // under moving_: no allocation waits for its end again
+  bool busy_ = false;        // under moving_: the last move failed as the program could not be stopped
   std::atomic<std::uint64_t> movable_{0};
   std::atomic<std::uint64_t> away_{0};
   std::atomic<bool> wanted_away_{false};
   std::atomic<std::int64_t> full_ns_{0};  // the last look at which memory could not come back
   std::int64_t refused_ns_ = 0;           // the giver's: the last move that failed
   std::atomic<std::int64_t> turn_ns_{0};
-  std::atomic<std::uint64_t> wanted_{0};  // bytes of allocations that wait for a turn
+  std::mutex waits_;                      // of a thread that waits for a turn: others wait behind it
+  std::atomic<std::uint64_t> wanted_{0};  // bytes of the allocation that waits
   std::atomic<bool> served_{false};       // such an allocation has had its room: a turn begins
   std::int64_t since_ns_ = 0;             // the giver's: since when calls wait for memory; 0: none does
   std::int64_t turn_until_ns_ = 1;        // the giver's
@@ -110,17 +114,18 @@ class MemoryTurn {
 
   // Waits until there is room: the allocation is to be tried again. False: there are no turns, no other client takes
   // any, or the others' memory has not been enough, or none of it moved, for `give_back_ms` and two seconds. Turns of
-  // others, and latency work that asks, do not count in these.
+  // others, latency work that asks, and the return of the program's own memory do not count in these.
   bool next() noexcept;
 
  private:
   void want(std::uint64_t bytes) noexcept;
 
   Device* device_ = nullptr;
-  std::uint64_t wanted_ = 0;
+  std::unique_lock<std::mutex> waits_;
   bool tried_ = false;
-  std::int64_t hopeful_ns_ = 0;  // the last look at which a wait had a reason that passes
-  std::uint64_t free_ = 0;       // of the GPU, at that look
+  std::int64_t looked_ns_ = 0;
+  std::int64_t hopeless_ns_ = 0;  // how long the wait has had no reason that passes
+  std::uint64_t free_ = 0;        // of the GPU, at the last look at which it had one
 };
 
 }  // namespace cudasched::runtime

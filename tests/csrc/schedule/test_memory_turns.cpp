@@ -103,6 +103,14 @@ TEST_F(MemoryTurns, AClientThatGrowsInItsTurnIsNext) {
   EXPECT_EQ(given(0), (std::vector<std::uint64_t>{2 * kGiB + kSpareBytes, 0}));
 }
 
+TEST_F(MemoryTurns, AClientThatWantsTheImpossibleKeepsItsMemoryForItsTurn) {
+  clients_ = {waits(40 * kGiB, 5, 70 * kGiB), waits(30 * kGiB, 8, 20 * kGiB)};
+  clients_[0].turn_until_ns = kNow + 1;
+  EXPECT_EQ(given(10 * kGiB), (std::vector<std::uint64_t>{0, 0}));
+  clients_[0].turn_until_ns = kNow;
+  EXPECT_EQ(given(10 * kGiB), (std::vector<std::uint64_t>{20 * kGiB + kSpareBytes, 0}));
+}
+
 TEST_F(MemoryTurns, AClientIsPassedOverThatCannotHaveItsMemory) {
   clients_ = {waits(90 * kGiB, 5), runs(75 * kGiB, 1), waits(50 * kGiB, 8), runs(75 * kGiB, 1)};
   clients_[3].takes_turns = false;
@@ -131,7 +139,8 @@ class Gpu {
   static constexpr std::int64_t kLookNs = 20 * kMs;
   static constexpr std::int64_t move_ns(std::uint64_t bytes) { return static_cast<std::int64_t>(bytes / 45); }
 
-  Gpu(unsigned seed, int clients, std::uint64_t most) : random_(seed), most_(most), programs_(clients) {
+  Gpu(unsigned seed, int clients, std::uint64_t most, std::int64_t turn_ns = kTurnNs)
+      : random_(seed), most_(most), turn_ns_(turn_ns), programs_(clients) {
     for (int i = 0; i < clients; ++i) words_[static_cast<std::size_t>(i)] = {.takes_turns = true, .turn_until_ns = 1};
   }
 
@@ -209,7 +218,7 @@ class Gpu {
     if (has_memory(view(), self)) {
       EXPECT_FALSE(asked_);
       if (words.turn_until_ns <= now_) {
-        words.turn_until_ns = now_ + kTurnNs;
+        words.turn_until_ns = now_ + move_ns(program.away) + turn_ns_;
         ++turns_;
       }
       move(program, program.away);
@@ -244,6 +253,7 @@ class Gpu {
 
   std::mt19937 random_;
   std::uint64_t most_;  // of one program
+  std::int64_t turn_ns_;
   std::int64_t now_ = kNow;
   bool asked_ = false;
   std::vector<Program> programs_;
@@ -262,6 +272,17 @@ TEST(MemoryTurnsOfPrograms, NobodyStarvesAndNoTurnIsCutShort) {
     gpu.run(30'000);
     EXPECT_GT(gpu.turns(), 20U) << seed;
     EXPECT_LT(gpu.longest_wait_ns(), clients * (Gpu::kTurnNs + 2 * Gpu::move_ns(kMost))) << seed;
+  }
+}
+
+// Each has its memory back and what it wants beside that, although the others' way out outlasts the turn.
+TEST(MemoryTurnsOfPrograms, GetOnInTurnsThatAreShorterThanAMove) {
+  for (unsigned seed = 0; seed < 40 && !::testing::Test::HasFailure(); ++seed) {
+    const int clients = 2 + static_cast<int>(seed % 5);
+    constexpr std::uint64_t kMost = 90 * kGiB;
+    Gpu gpu(seed, clients, kMost, 5 * Gpu::kLookNs);
+    gpu.run(30'000);
+    EXPECT_LT(gpu.longest_wait_ns(), 4 * clients * Gpu::move_ns(kMost)) << seed;
   }
 }
 
