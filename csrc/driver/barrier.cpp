@@ -111,6 +111,7 @@ void Barrier::open() noexcept {
 }
 
 void Barrier::end() noexcept {
+  pin();  // or a mover that is still at it closes it for ever
   if (!change(kShut, kEnded)) change(kClosing, kOpen);
 }
 

@@ -15,6 +15,8 @@ const MemoryClient& client_of(const MemoryView& view, int slot) noexcept {
 
 bool waits(const MemoryClient& client) noexcept { return client.takes_turns && client.lacks != 0; }
 
+bool takes(const MemoryClient& client) noexcept { return client.since_ns == kTakesNs; }
+
 bool in_turn(const MemoryClient& client, std::int64_t now_ns) noexcept {
   return now_ns < client.turn_until_ns && client.turn_until_ns - now_ns <= kLongestTurnNs;
 }
@@ -49,7 +51,8 @@ bool may_have_memory(const MemoryView& view, int self) noexcept {
 
 bool waits_for_turn(const MemoryView& view, int self) noexcept {
   if (!may_have_memory(view, self)) return false;
-  return view.asked || !suffices(view, self, [&](const MemoryClient& other) {
+  const int next = next_for_memory(view);
+  return next < 0 || takes(client_of(view, next)) || !suffices(view, next, [&](const MemoryClient& other) {
            return !in_turn(other, view.now_ns) && other.since_ns != kPinsNs;
          });
 }
@@ -57,7 +60,7 @@ bool waits_for_turn(const MemoryView& view, int self) noexcept {
 int next_for_memory(const MemoryView& view) noexcept {
   int next = -1;
   for (int slot = 0; slot < slots(view) && !view.asked; ++slot) {
-    if (waits(client_of(view, slot)) && may_have_memory(view, slot) &&
+    if (waits(client_of(view, slot)) && (takes(client_of(view, slot)) || may_have_memory(view, slot)) &&
         (next < 0 || place_of(view, slot) < place_of(view, next))) {
       next = slot;
     }
@@ -71,7 +74,7 @@ bool has_memory(const MemoryView& view, int self) noexcept {
 
 std::uint64_t gives_memory(const MemoryView& view, int self) noexcept {
   const int next = next_for_memory(view);
-  if (next < 0 || next == self || client_of(view, next).lacks <= view.free) return 0;
+  if (next < 0 || next == self || takes(client_of(view, next)) || client_of(view, next).lacks <= view.free) return 0;
   const std::uint64_t missing = client_of(view, next).lacks - view.free;
 
   std::array<int, kSlots> givers{};

@@ -36,12 +36,14 @@ inline constexpr std::int64_t kLongestTurnNs = 3'600'000'000'000;
 // In place of `since_ns`, of a client that tries to give: others do not give for it.
 inline constexpr std::int64_t kStopsNs = INT64_MAX - 1;
 inline constexpr std::int64_t kPinsNs = INT64_MAX;  // it pins memory of the host first
+// The same, of a client that is taking what it lacks, in its turn: others neither give for it nor take before it.
+inline constexpr std::int64_t kTakesNs = 1;
 
 // Could the others' memory be enough for this client?
 bool may_have_memory(const MemoryView& view, int self) noexcept;
 
-// Is it for a reason that passes by itself that this client waits: latency work that asks, turns that are not over,
-// another's pinning? Not: for a client that is to give and cannot be stopped.
+// Is it for a reason that passes by itself that this client, or the one that is next, waits: latency work that asks,
+// turns that are not over, another's pinning? Not: for a client that is to give and cannot be stopped.
 bool waits_for_turn(const MemoryView& view, int self) noexcept;
 
 // The slot of the client that is next; -1: none waits.

@@ -278,6 +278,30 @@ def test_a_program_is_parked_by_control(stage: Stage, cudasched: Run) -> None:
         control.change(ids[plain.pid], parked=True)
 
 
+def test_what_a_parked_program_frees_is_free_when_it_is_back(stage: Stage) -> None:
+    training, pointer = a_pageable_program(stage, 500)
+    ids = {each.pid: each.id for each in control.clients()}
+    control.change(ids[training.pid], parked=True)
+    eventually(lambda: away(training) == 500 * MIB, "all of it is moved")
+    training.call(f"free({pointer})")
+    control.change(ids[training.pid], parked=False)
+    other = a_program(stage, "normal")
+    eventually(lambda: other.number(f"allocate({800 * MIB})") > 0, "it is free")
+
+
+def test_memory_that_went_with_its_context_is_not_offered(stage: Stage) -> None:
+    training, _ = a_pageable_program(stage, 500)
+    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="3000")
+    held = server.number(f"allocate({900 * MIB})")
+    assert held > 0
+    eventually(lambda: away(training) > 0, "it has moved")
+    training.call("gpu.call('cuDevicePrimaryCtxReset_v2', 0)\ngpu = Gpu()\ngpu.launch()\ngpu.synchronize()")
+    server.call(f"free({held})")
+    assert a_program(stage, "normal").number(f"allocate({500 * MIB})") > 0
+    assert server.number(f"allocate({900 * MIB})") == -OUT_OF_MEMORY
+    assert clients()[training.pid].memory_refusals == 0
+
+
 def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:
     code = (
         "from program import *\n"

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
-from test_memory import ALLOCATOR, BITS, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, stop
+from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, stop
 
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
 
@@ -135,6 +136,10 @@ def that_holds(stage: Stage, mib: int, turn_ms: float | None = 300) -> tuple[Pro
     training.call(f"fill({pointer}, 7, {mib * MIB})")
     eventually(lambda: gives(training), "it can be asked")
     return training, pointer
+
+
+def name_of(program: Program) -> str:
+    return {each.pid: each.id for each in control.clients()}[program.pid]
 
 
 def progress(programs: list[Program], steps: int = 3) -> None:
@@ -350,6 +355,70 @@ def test_a_program_killed_while_it_waits_leaves_the_others_running(stage: Stage)
     second.kill()
     progress([first])
     assert first.number(f"has({one + MIB}, 7, {749 * MIB})") == 1
+
+
+@pytest.mark.parametrize("how", ["by a signal", "by a controller"])
+def test_a_wait_outlasts_a_stop_of_its_own_program(stage: Stage, how: str) -> None:
+    that_holds(stage, 750)
+    second, other = that_holds(stage, 700, 3_600_000)
+    second.call(f"train({other}, {MIB})")
+    third, _ = that_holds(stage, 100)
+    third.send(f"allocate({500 * MIB})")
+    time.sleep(2)
+    if how == "by a signal":
+        stop(third)
+    else:
+        control.change(name_of(third), parked=True)
+    time.sleep(5)
+    if how == "by a signal":
+        os.kill(third.pid, signal.SIGCONT)
+    else:
+        control.change(name_of(third), parked=False)
+    time.sleep(1)
+    assert not third.answered()
+    second.kill()
+    held = third.answer()
+    assert isinstance(held, int)
+    assert held > 0
+
+
+def test_a_stopped_server_holds_nobody_up_for_longer_than_its_request(stage: Stage) -> None:
+    first, one = that_holds(stage, 200)
+    server = stage.run("latency", **PATIENT, CUDASCHED_GIVE_BACK_MS="1000")
+    server.call(ALLOCATOR)
+    stuck, _ = that_holds(stage, 600)
+    stop(stuck)
+    server.send(f"allocate({900 * MIB})")
+    eventually(lambda: away(first) > 0, "it has moved")
+    stop(server)  # while the other does not answer
+    stuck.kill()
+    try:
+        first.call(f"train({one}, {MIB})")
+        progress([first])
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_cache_is_not_waited_for_whose_lock_a_waiting_thread_holds(stage: Stage) -> None:
+    """As PyTorch's allocator holds its own while it allocates."""
+    that_holds(stage, 700)
+    second, other = that_holds(stage, 700, 3_600_000)
+    second.call(f"train({other}, {MIB})")
+    third, _ = that_holds(stage, 200)
+    third.call("import threading\nlock = threading.Lock()\n" + CACHE.replace("emptied += 1", "with lock: emptied += 1"))
+    third.call(f"""
+def ask():
+    gpu.use()
+    with lock:
+        allocate({400 * MIB})
+threading.Thread(target=ask, daemon=True).start()
+""")
+    time.sleep(1)
+    server = stage.run("latency", **PATIENT, **UNHURRIED)
+    server.call(ALLOCATOR)
+    began = time.monotonic()
+    assert server.number(f"allocate({950 * MIB})") > 0
+    assert time.monotonic() - began < 30, "a request for caches may take fifty seconds"
 
 
 def test_a_stopped_program_holds_up_none_but_those_that_need_its_memory(stage: Stage) -> None:

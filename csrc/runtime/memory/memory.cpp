@@ -256,6 +256,13 @@ void Memory::refresh_pools(int device) noexcept {
 
 // ---- going after others
 
+bool Memory::asked(arbiter::Table& table) noexcept {
+  bool asks = false;
+  for_each_slot(table.layout().memory.requests.load(std::memory_order_acquire),
+                [&](int slot) { asks = asks || schedule::is_open(request_of(table, slot), now_ns()); });
+  return asks;
+}
+
 void Memory::yield(int device, Class client_class) noexcept {
   if (client_class != Class::kBestEffort) return;
   Device* const known = engine().known_device(device);
@@ -357,7 +364,7 @@ void Memory::run_giver(Device& device) noexcept {
     }
     if (!stopped && !answered) {
       const std::uint64_t before = pager.away();
-      pager.tend(device, !ends && table.layout().memory.requests.load(std::memory_order_acquire) != 0);
+      pager.tend(device, !ends && asked(table));
       if (pager.away() != before) publish(device);
     }
     giving_.fetch_sub(1);
@@ -369,8 +376,10 @@ void Memory::run_giver(Device& device) noexcept {
 // False: no client asks.
 bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept {
   arbiter::Table& table = device.table();
-  // While memory is away, caches cannot be emptied: their queued work waits.
-  words.gives.store(can_give(device) && pager.away() == 0 ? 1 : 0, std::memory_order_release);
+  const bool empties = empties_[static_cast<std::size_t>(device.ordinal())].load();
+  // While memory is away, caches cannot be emptied, as their queued work waits; nor while a thread waits for its turn.
+  const bool can_empty = !empties && pager.away() == 0 && !pager.waits() && can_give(device);
+  words.gives.store(can_empty || empties ? 1 : 0, std::memory_order_release);
   std::uint64_t number = 0;
   std::uint64_t to_move = 0;
   const schedule::MemoryGiver own = giver_of(table, device.slot(Class::kBestEffort));
@@ -378,18 +387,41 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
     const arbiter::SlotMemory& asker = table.memory(other);
     schedule::MemoryGiver giver = own;
     const bool moves = asker.request_moves.load(std::memory_order_relaxed) != 0;
-    if (moves && pager.rests()) return;  // it is tried again later
+    if (moves ? pager.rests() : empties) return;  // it is answered later
     if (moves) giver.gives = pager.movable() != 0;
     const std::uint64_t asked = schedule::answer_for(request_of(table, other), giver, now_ns());
     if (asked != 0 && moves) to_move += asker.request_bytes.load(std::memory_order_relaxed);
     number = std::max(number, asked);
   });
   if (number == 0) return false;
-  const std::uint64_t before = holdings.held(device.ordinal()) - pager.away();
   // A capture may not be disturbed, and keeps its allocations.
-  bool gave = !hot().may_capture();
-  if (gave && own.gives && to_move == 0) empty_caches(device);
-  if (to_move != 0) gave = pager.park(device, to_move);
+  if (to_move == 0 && can_empty && !hot().may_capture()) {
+    empty_caches_and_answer(device, number);
+  } else {
+    const std::uint64_t before = holdings.held(device.ordinal()) - pager.away();
+    answer(device, number, to_move != 0 && pager.park(device, to_move), before);
+  }
+  return true;
+}
+
+// On a thread of its own: the cache's lock may be held by one that waits for memory.
+void Memory::empty_caches_and_answer(Device& device, std::uint64_t number) noexcept {
+  std::atomic<bool>& empties = empties_[static_cast<std::size_t>(device.ordinal())];
+  const auto empty = [this, &device, &empties, number] {
+    this_thread().empties_cache = true;
+    const std::uint64_t before = holdings.held(device.ordinal());
+    empty_caches(device);
+    empties.store(false);
+    if (!device.table().lost()) answer(device, number, true, before);
+    giving_.fetch_sub(1);
+  };
+  giving_.fetch_add(1);
+  empties.store(true);
+  if (!run_apart(empty)) empty();
+}
+
+void Memory::answer(Device& device, std::uint64_t number, bool gave, std::uint64_t before) noexcept {
+  arbiter::SlotMemory& words = device.table().memory(device.slot(Class::kBestEffort));
   if (gave) {
     const std::uint64_t after = holdings.held(device.ordinal()) - pager.away();
     words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
@@ -397,9 +429,10 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
   } else {
     words.refusals.fetch_add(1, std::memory_order_relaxed);
   }
-  words.answered.store(number, std::memory_order_release);
-  table.wake_for_memory();
-  return true;
+  std::uint64_t answered = words.answered.load();
+  while (answered < number && !words.answered.compare_exchange_weak(answered, number, std::memory_order_release)) {
+  }
+  device.table().wake_for_memory();
 }
 
 // With the device's primary context current, as the allocators that give have it.
@@ -451,6 +484,7 @@ void Memory::reset_in_child() noexcept {
   pager.reset_in_child();
   driver::barrier().reset_in_child();
   for (auto& runs : giver_runs_) runs.store(false);
+  for (auto& empties : empties_) empties.store(false);
   decided_ = false;
   said_failure_ns_.store(0);
   said_limit_ns_.store(0);
@@ -469,7 +503,7 @@ MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept : bytes_(
   ask(/*for_moves=*/false);
 }
 
-// False: no client can give or move anything, or none has moved any since the last time and `give_back_ms` are over.
+// False: no client can give or move anything, or none has moved any since the last time, and that time is over.
 bool MemoryRequest::ask(bool for_moves) noexcept {
   arbiter::Table& table = device_->table();
   const int own = device_->slot(Class::kBestEffort);
@@ -486,18 +520,14 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
   });
   if (givers == 0) return false;
   std::uint64_t lacks = bytes_;
-  std::int64_t since_ns = now_ns();
+  bool again = false;
   if (for_moves) {
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
     driver::table().cuMemGetInfo(&free_bytes, &all_bytes);
-    if (!moves_ || free_bytes_ < free_bytes) {
-      if (moves_) spare_bytes_ *= 2;
-      for_moves_ns_ = since_ns;
-    } else {  // those that could not be stopped are asked again
-      since_ns = for_moves_ns_;
-      if (now_ns() - since_ns >= memory().give_back_ns()) return false;
-    }
+    again = moves_ && free_bytes <= free_bytes_;
+    if (again && now_ns() >= until_ns_) return false;
+    if (moves_ && (!again || driver::current_device() != device_->ordinal())) spare_bytes_ *= 2;
     free_bytes_ = free_bytes;
     lacks = std::min(bytes_ - std::min<std::uint64_t>(bytes_, free_bytes) + spare_bytes_, movable);
   }
@@ -506,8 +536,8 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
     Memory::Asking& asking = memory().asking_;
     const SpinGuard guard(asking.lock);
     if (!guard.owns()) return false;
-    until_ns_ = since_ns + memory().give_back_ns();
-    if (for_moves) {
+    if (!again) until_ns_ = now_ns() + memory().give_back_ns();
+    if (for_moves && !again) {
       until_ns_ += static_cast<std::int64_t>(std::min<std::uint64_t>(lacks >> 30, kMostMoveSeconds)) * kNsPerSecond;
       until_ns_ = std::min(until_ns_, now_ns() + schedule::kLongestRequestNs);
     }

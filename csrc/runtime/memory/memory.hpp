@@ -25,7 +25,8 @@
 
 namespace cudasched::arbiter {
 struct SlotMemory;
-}
+class Table;
+}  // namespace cudasched::arbiter
 
 namespace cudasched::runtime {
 
@@ -45,6 +46,8 @@ class Memory {
   // The class in which the calling thread allocates.
   static Class class_of_thread() noexcept;
 
+  // Does a latency client wait for memory? Of a request that is not believed any more: no.
+  static bool asked(arbiter::Table& table) noexcept;
   // Before an allocation of this class: lets a request of another process go first. One load where there is none.
   void yield(int device, Class client_class) noexcept;
 
@@ -91,6 +94,8 @@ class Memory {
 
   void run_giver(Device& device) noexcept;
   bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
+  void empty_caches_and_answer(Device& device, std::uint64_t number) noexcept;
+  void answer(Device& device, std::uint64_t number, bool gave, std::uint64_t before) noexcept;
   bool can_give(const Device& device) noexcept;
   void empty_caches(const Device& device) noexcept;
   void wait_for_requests(Device& device) noexcept;
@@ -100,6 +105,7 @@ class Memory {
   std::atomic<cudasched_release_cache> release_{nullptr};
   std::atomic<void*> release_context_{nullptr};
   std::array<std::atomic<bool>, Holdings::kDevices> giver_runs_{};
+  std::array<std::atomic<bool>, Holdings::kDevices> empties_{};  // a cache
   enum class Integrated : std::uint8_t { kUnasked, kNo, kYes };
   std::array<std::atomic<Integrated>, Holdings::kDevices> integrated_{};
   std::atomic<int> giving_{0};  // threads that are at the tables, or empty a cache
@@ -143,9 +149,8 @@ class MemoryRequest {
   // does not give all free memory as one allocation. A second try doubles it.
   std::uint64_t spare_bytes_ = std::uint64_t{256} << 20;
   std::int64_t until_ns_ = 0;
-  std::int64_t for_moves_ns_ = 0;  // when it asked last with more memory free than before
-  std::uint64_t free_bytes_ = 0;   // of the GPU, at the last such look
-  bool asks_ = false;              // counts as one of the process's requests
+  std::uint64_t free_bytes_ = 0;  // of the GPU, when it last asked for moves
+  bool asks_ = false;             // counts as one of the process's requests
   bool moves_ = false;
   bool over_ = false;
 };

@@ -84,12 +84,17 @@ bool Pageable::free_later(CUdeviceptr pointer) noexcept {
 }
 
 bool Pageable::free_late() noexcept {
-  if (!owes() || hot().may_capture() || !driver::barrier().try_enter()) return false;
-  std::vector<CUdeviceptr> pointers;
-  const bool taken = take(pointers, /*all=*/false);
-  if (taken) give_back(pointers);
+  if (!owes() || !driver::barrier().try_enter()) return false;
+  const bool freed = free_stopped();
   driver::barrier().leave();
-  return taken;
+  return freed;
+}
+
+bool Pageable::free_stopped() noexcept {
+  std::vector<CUdeviceptr> pointers;
+  if (!owes() || hot().may_capture() || !take(pointers, /*all=*/false)) return false;
+  give_back(pointers);
+  return true;
 }
 
 bool Pageable::free(CUdeviceptr pointer) noexcept {

@@ -32,6 +32,7 @@ constexpr std::int64_t kRefusedNs = kNsPerSecond;  // after a move that failed
 constexpr std::int64_t kCalmNs = 200 * kNsPerMs;   // the GPU has had room
 constexpr std::uint64_t kHostPart = 16;            // of the host's available memory, which stays
 constexpr std::int64_t kTurnLookNs = 20 * kNsPerMs;
+constexpr std::int64_t kLongestLookNs = 5 * kTurnLookNs;
 constexpr std::int64_t kStoppedNs = 3 * kNsPerSecond;  // without a heartbeat: the client takes no turns
 
 std::string rate_text(std::uint64_t bytes, std::int64_t ns) {
@@ -203,12 +204,15 @@ void Pager::move_back(Device& device, bool waits) noexcept {
   // A client whose allocation fails from here on asks for it again, or waits until this one's turn is over.
   publish(device, movable() + moved);
   begin_turn();
+  returns_ = true;
   publish_turn(device);
-  if (parking_->move_in()) {
+  const bool is_back = parking_->move_in();
+  returns_ = false;
+  if (is_back) {
+    pageable_.free_stopped();
     driver::barrier().open();
     note();
     turn_until_ns_ = std::max(turn_until_ns_, now_ns() + turn_ns_.load());
-    publish_turn(device);
     try {
       log::info("brought back " + rate_text(moved, now_ns() - now));
     } catch (const std::exception&) {
@@ -216,9 +220,10 @@ void Pager::move_back(Device& device, bool waits) noexcept {
   } else {
     full_ns_ = now_ns() + device.slot(Class::kBestEffort) * kNsPerMs;  // several programs do not try at once
     turn_until_ns_ = 1;                                                // and others are next
-    since_ns_ = now_ns();
+    if (since_ns_ != 0) since_ns_ = now_ns();
     publish(device, movable() - moved);
   }
+  publish_turn(device);
 }
 
 // ---- turns
@@ -264,7 +269,10 @@ void Pager::begin_turn() noexcept {
 }
 
 void Pager::publish_turn(Device& device) noexcept {
-  if (served_.exchange(false)) begin_turn();
+  if (served_.exchange(false)) {
+    begin_turn();
+    since_ns_ = 0;
+  }
   const bool works = since_ns_ != 0 || wanted_.load() != 0 || driver::barrier().waited_for() || device.holds_launches();
   // While memory is away, a thread that wants more may wait at the barrier and cannot give up.
   const std::uint64_t missing = away() != 0 ? away() : wanted_.load();
@@ -273,7 +281,8 @@ void Pager::publish_turn(Device& device) noexcept {
   if (lacks != 0 && since_ns_ == 0) since_ns_ = now_ns();
   if (device.table().lost()) return;
   arbiter::SlotMemory& words = device.table().memory(device.slot(Class::kBestEffort));
-  words.lacks_since_ns.store(since_ns_, std::memory_order_release);
+  const bool takes = returns_ || (takes_.load() && away() == 0);
+  words.lacks_since_ns.store(takes ? schedule::kTakesNs : since_ns_, std::memory_order_release);
   words.turn_until_ns.store(takes_turns(device) ? turn_until_ns_ : 0, std::memory_order_release);
   const std::uint64_t before = words.lacks_bytes.exchange(lacks, std::memory_order_release);
   if (lacks != before) device.table().wake_for_memory();
@@ -328,7 +337,10 @@ MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
 }
 
 MemoryTurn::~MemoryTurn() {
-  if (device_ != nullptr) memory().pager.wanted_.store(0);
+  if (device_ == nullptr) return;
+  memory().pager.wanted_.store(0);
+  memory().pager.takes_.store(false);
+  device_->table().wake_for_memory();
 }
 
 void MemoryTurn::want(std::uint64_t bytes) noexcept {
@@ -340,20 +352,23 @@ bool MemoryTurn::next() noexcept {
   if (device_ == nullptr) return false;
   if (tried_) want(schedule::kSpareBytes);  // the driver does not give all free memory
   tried_ = true;
-  looked_ns_ = now_ns();
   Pager& pager = memory().pager;
+  pager.takes_.store(false);
+  std::int64_t looked_ns = now_ns();
   while (pager.takes_turns(*device_)) {
     arbiter::Table& clients = device_->table();
     const int slot = device_->slot(Class::kBestEffort);
     const std::uint32_t sequence = clients.layout().memory.sequence.load(std::memory_order_acquire);
     Pager::Seen seen;
-    pager.see(*device_, clients.layout().memory.requests.load() != 0, seen);
+    pager.see(*device_, Memory::asked(clients), seen);
     schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
     const std::uint64_t away = pager.away();
     const std::uint64_t wanted = pager.wanted_.load();
     const bool told = own.takes_turns && own.lacks >= (away != 0 ? away : wanted);
     if (told && away == 0 && schedule::has_memory(seen.view, slot)) {
+      pager.takes_.store(true);
       pager.served_.store(true);
+      clients.memory(slot).lacks_since_ns.store(schedule::kTakesNs, std::memory_order_release);
       return true;
     }
     own.lacks = away + wanted;
@@ -362,10 +377,10 @@ bool MemoryTurn::next() noexcept {
     if (told && (moved || schedule::waits_for_turn(seen.view, slot))) {
       hopeless_ns_ = 0;
       free_ = seen.view.free;
-    } else if (!comes_back) {
-      hopeless_ns_ += seen.view.now_ns - looked_ns_;
+    } else if (!comes_back && !pager.wanted_away_.load()) {
+      hopeless_ns_ += std::min(seen.view.now_ns - looked_ns, kLongestLookNs);  // a stopped process has not looked
     }
-    looked_ns_ = seen.view.now_ns;
+    looked_ns = seen.view.now_ns;
     if (hopeless_ns_ > memory().give_back_ns() + 2 * kRefusedNs) return false;
     clients.sleep_for_memory(sequence, kTurnLookNs);
   }
@@ -376,6 +391,7 @@ bool Pager::drop() noexcept {
   const std::lock_guard held(moving_);
   if (parking_ == nullptr || parking_->bytes() == 0) return false;
   parking_->drop();
+  most_.store(0);  // the pool still counts what went with the context
   away_.store(0, std::memory_order_relaxed);
   movable_.store(0, std::memory_order_relaxed);
   driver::barrier().open();

@@ -53,6 +53,8 @@ class Pager {
   void tend(Device& device, bool asked) noexcept;
   // A move has failed within the last second: the next one waits.
   bool rests() const noexcept;
+  // A thread waits for a turn, and may hold its allocator's lock meanwhile.
+  bool waits() const noexcept { return wanted_.load(std::memory_order_relaxed) != 0; }
   // A controller wants all memory away until it says otherwise.
   void want_away(bool away) noexcept {
     if (!away) full_ns_.store(0);  // at once
@@ -99,6 +101,8 @@ class Pager {
   std::mutex waits_;                      // of a thread that waits for a turn: others wait behind it
   std::atomic<std::uint64_t> wanted_{0};  // bytes of the allocation that waits
   std::atomic<bool> served_{false};       // such an allocation has had its room: a turn begins
+  std::atomic<bool> takes_{false};        // and is being made
+  bool returns_ = false;                  // the giver's: memory is on its way back
   std::int64_t since_ns_ = 0;             // the giver's: since when calls wait for memory; 0: none does
   std::int64_t turn_until_ns_ = 1;        // the giver's
   std::string said_;
@@ -123,7 +127,6 @@ class MemoryTurn {
   Device* device_ = nullptr;
   std::unique_lock<std::mutex> waits_;
   bool tried_ = false;
-  std::int64_t looked_ns_ = 0;
   std::int64_t hopeless_ns_ = 0;  // how long the wait has had no reason that passes
   std::uint64_t free_ = 0;        // of the GPU, at the last look at which it had one
 };

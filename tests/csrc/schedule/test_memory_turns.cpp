@@ -103,6 +103,26 @@ TEST_F(MemoryTurns, AClientThatGrowsInItsTurnIsNext) {
   EXPECT_EQ(given(0), (std::vector<std::uint64_t>{2 * kGiB + kSpareBytes, 0}));
 }
 
+TEST_F(MemoryTurns, AWaitBehindAnotherHasTheReasonOfThatOne) {
+  clients_ = {runs(60 * kGiB, kNow + 1), waits(50 * kGiB, 5, 20 * kGiB), waits(22 * kGiB, 8)};
+  EXPECT_EQ(next_for_memory(view(20 * kGiB)), 1);
+  EXPECT_TRUE(waits_for_turn(view(20 * kGiB), 1));
+  EXPECT_TRUE(waits_for_turn(view(20 * kGiB), 2)) << "what the one before it could give is enough, and it does not";
+  clients_[0].turn_until_ns = kNow;
+  EXPECT_FALSE(waits_for_turn(view(20 * kGiB), 2));
+}
+
+TEST_F(MemoryTurns, NobodyGivesForAClientThatIsTakingItsMemory) {
+  clients_ = {waits(50 * kGiB, kTakesNs, 20 * kGiB), runs(40 * kGiB, 1), waits(10 * kGiB, 8)};
+  clients_[0].turn_until_ns = kNow + 1;
+  EXPECT_EQ(next_for_memory(view(0)), 0) << "although the others do not have as much any more";
+  EXPECT_EQ(given(0), (std::vector<std::uint64_t>{0, 0, 0}));
+  EXPECT_FALSE(has_memory(view(20 * kGiB), 2));
+  EXPECT_TRUE(waits_for_turn(view(0), 2));
+  clients_[0].takes_turns = false;
+  EXPECT_EQ(given(0)[1], 10 * kGiB + kSpareBytes) << "it has died in that";
+}
+
 TEST_F(MemoryTurns, AClientThatWantsTheImpossibleKeepsItsMemoryForItsTurn) {
   clients_ = {waits(40 * kGiB, 5, 70 * kGiB), waits(30 * kGiB, 8, 20 * kGiB)};
   clients_[0].turn_until_ns = kNow + 1;
@@ -163,6 +183,7 @@ class Gpu {
     std::uint64_t resident = 0, away = 0, wanted = 0;
     std::int64_t since_ns = 0, moves_until_ns = 0, impossible_ns = 0, waited_ns = 0;
     std::uint64_t leaves = 0;  // bytes of the move under way, out of the GPU
+    bool takes = false;        // what was away is on its way back
     bool stopped = false;
   };
 
@@ -188,6 +209,7 @@ class Gpu {
     if (program.stopped || now_ < program.moves_until_ns) return;
     program.resident -= program.leaves;
     program.away += std::exchange(program.leaves, 0);
+    if (std::exchange(program.takes, false)) program.away = 0;
     const std::uint64_t mine = program.resident + program.away + program.wanted;
     if (words.lacks == 0 && happens(300)) {
       const std::uint64_t more = kGiB * (1 + random_() % 20);
@@ -209,7 +231,7 @@ class Gpu {
     const bool waited = words.lacks != 0;
     words.lacks = program.away != 0 ? program.away : program.wanted;
     if (!waited && words.lacks != 0) program.since_ns = now_;
-    words.since_ns = program.leaves != 0 ? INT64_MAX : program.since_ns;
+    words.since_ns = program.takes ? kTakesNs : program.leaves != 0 ? kStopsNs : program.since_ns;
   }
 
   void act(int self) {
@@ -223,9 +245,11 @@ class Gpu {
       }
       move(program, program.away);
       program.resident += words.lacks;
-      (program.away != 0 ? program.away : program.wanted) = 0;
+      program.takes = program.away != 0;
+      if (!program.takes) program.wanted = 0;
     } else if (const std::uint64_t bytes = gives_memory(view(), self); bytes != 0) {
       EXPECT_FALSE(asked_);
+      EXPECT_FALSE(programs_[static_cast<std::size_t>(next_for_memory(view()))].takes) << "it has what it lacked";
       EXPECT_TRUE(words.lacks != 0 || words.turn_until_ns <= now_) << "it runs, and its turn is not over";
       ASSERT_LE(bytes, program.resident);
       move(program, bytes);
