@@ -367,14 +367,6 @@ bool Ledger::any_late() const noexcept {
   return false;
 }
 
-bool Ledger::sure() const noexcept {
-  for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {
-    const Stream& stream = streams_[static_cast<std::size_t>(__builtin_ctzll(streams))];
-    if (state(stream.last) == State::kOpen) return false;
-  }
-  return !any_late();
-}
-
 std::int64_t Ledger::next_end_ns() const noexcept {
   std::int64_t next_ns = kNothingNs;
   for (std::uint64_t streams = busy_; streams != 0; streams &= streams - 1) {

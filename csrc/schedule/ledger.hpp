@@ -1,5 +1,5 @@
 // The work in flight: the launches submitted to a GPU and not complete, as predicted GPU time. One question: how long
-// until the GPU has nothing of this client, and how sure is that.
+// until the GPU has nothing of this client.
 //
 // Each stream is a queue of segments. A segment is a run of launches with one marker behind the last launch. A marker
 // is an event that the caller records. The event's completion completes the segment and all before it on the stream.
@@ -122,9 +122,6 @@ class Ledger {
 
   // A segment is late.
   bool any_late() const noexcept;
-
-  // No segment is late, and each will be seen to end by its marker.
-  bool sure() const noexcept;
 
   // Upper limit of remaining_ns(), without a look at the clock.
   std::int64_t submitted_ns() const noexcept { return total_ns_; }

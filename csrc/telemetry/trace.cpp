@@ -399,8 +399,6 @@ void start_tracing(const TraceOptions& options) { tracer().start(options); }
 
 Traced stop_tracing() noexcept { return tracer().stop(); }
 
-std::uint64_t trace_dropped() noexcept { return tracer().dropped(); }
-
 std::uint16_t trace_region(std::string_view name, Class region_class) noexcept {
   return region_names().number_of(name, region_class);
 }

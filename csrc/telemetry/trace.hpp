@@ -71,9 +71,6 @@ void start_tracing(const TraceOptions& options);
 // Ends, and returns when the files are written. Does nothing if it is off.
 Traced stop_tracing() noexcept;
 
-// Of the trace under way, or the last one. Any thread.
-std::uint64_t trace_dropped() noexcept;
-
 // The number of regions of that name and class, 1 and up. `name`: of fewer than 64 bytes. Beyond kMostRegions names,
 // that of "(others)".
 inline constexpr int kMostRegions = 1024;

@@ -10,14 +10,10 @@ namespace cudasched::runtime {
 template <typename Change>
 void Holdings::record(Change&& change) noexcept {
   const SpinGuard guard(lock_);
-  if (!guard.owns() || records_ == nullptr) {
-    unrecorded_.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
+  if (!guard.owns() || records_ == nullptr) return;
   try {
     change(*records_);
   } catch (const std::exception&) {
-    unrecorded_.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
@@ -235,7 +231,6 @@ void Holdings::reset_in_child() noexcept {
     for (auto& each : of.by_class) each.store(0);
   }
   refused_.store(0);
-  unrecorded_.store(0);
 }
 
 }  // namespace cudasched::runtime

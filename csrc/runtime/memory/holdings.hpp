@@ -98,8 +98,6 @@ class Holdings {
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // by the limit
   // The bytes held on the device that has the most.
   std::uint64_t most_held() const noexcept;
-  // Allocations that no record could be made of, for want of host memory: their free is not seen.
-  std::uint64_t unrecorded() const noexcept { return unrecorded_.load(std::memory_order_relaxed); }
 
   // In a forked child, which has none of it.
   void reset_in_child() noexcept;
@@ -126,12 +124,12 @@ class Holdings {
   Totals& totals(int device) noexcept { return totals_[static_cast<std::size_t>(device)]; }
   const Totals& totals(int device) const noexcept { return totals_[static_cast<std::size_t>(device)]; }
   void add(int device, Class client_class, std::uint64_t bytes) noexcept;
+  // Nothing, for want of host memory: the allocation's free is not seen.
   template <typename Change>
   void record(Change&& change) noexcept;
 
   std::atomic<std::uint64_t> limit_{0};
   std::atomic<std::uint64_t> refused_{0};
-  std::atomic<std::uint64_t> unrecorded_{0};
   std::array<Totals, kDevices> totals_;
   mutable SpinLock lock_;
   Records* records_ = new Records;  // never destroyed: other threads may still free while the process exits
