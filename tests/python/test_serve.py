@@ -574,7 +574,7 @@ async def received() -> dict[str, Any]:
 
 
 def through(
-    guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" * 32, receive: Any = received
+    guard: Guard, address: str = "1.2.3.4", token: bytes | None = b"t" * 32, receive: Any = received, **scope: Any
 ) -> dict[str, Any]:
     """The head of the answer to a request."""
     sent: list[dict[str, Any]] = []
@@ -582,7 +582,7 @@ def through(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(guard(scope_of(address, token), receive, send))
+    asyncio.run(guard({**scope_of(address, token), **scope}, receive, send))
     return sent[0]
 
 
@@ -596,6 +596,21 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
     guard = Guard(behind, Callers("t" * 32, Limits(request_s=0.01)), hosts=frozenset({"h:1"}))
     assert through(guard, receive=never)["status"] == 408
+
+
+def test_the_schemes_own_port_may_be_left_out() -> None:
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def status(scheme: str, port: int, host: bytes, origin: bytes) -> int:
+        guard = Guard(answers, Callers("t" * 32, Limits()), hosts=hosts_of("::1", port, ["h"]), scheme=scheme)
+        headers = [(b"host", host), (b"origin", origin), (b"authorization", b"Bearer " + b"t" * 32)]
+        return int(through(guard, headers=headers)["status"])
+
+    assert status("http", 80, b"h", b"http://h") == status("https", 443, b"[::1]", b"https://[::1]") == 200
+    assert status("http", 80, b"h:80", b"http://h:80") == 200
+    assert status("http", 443, b"h", b"http://h") == status("https", 8443, b"h", b"https://h") == 421
+    assert status("http", 80, b"h", b"https://h") == 403
 
 
 def test_an_answer_that_takes_long_comes() -> None:

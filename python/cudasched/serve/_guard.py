@@ -207,8 +207,9 @@ class Guard:
     ) -> None:
         self._application = application
         self._callers = callers
-        self._hosts = hosts
-        self._origins = frozenset(f"{scheme}://{host}" for host in hosts)
+        # A client leaves the scheme's own port out.
+        self._hosts = hosts | {host.removesuffix(":443" if scheme == "https" else ":80") for host in hosts}
+        self._origins = frozenset(f"{scheme}://{host}" for host in self._hosts)
         self._limits = callers.limits
         self._received_bytes = max(_RECEIVED_BYTES, 2 * self._limits.body_bytes)
         self._public = public
