@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cudasched.errors import ConfigError, Error
 
-__all__ = ["Output", "claimed"]
+__all__ = ["Output", "claimed", "unwritten"]
 
 _MOST_LINKS = 40
 _OPEN_FILE = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd/(\d+)")
@@ -172,6 +172,14 @@ def claimed(directory: Path, output: Path, command: str, *, new: bool) -> Iterat
     """Makes the directory of a command's files, or takes one that was left; it is this process's within the block.
 
     Args:
+def unwritten(output: Path, error: OSError, directory: Path, command: str) -> Error:
+    """Says why a command's file is not written, and where its records are; those of a stream are not beside it."""
+    then = f"stay in {directory}, and `cudasched {command} -o {output}` finishes it"
+    if directory.parent != output.parent:
+        then = "are lost: name a file with -o, beside which they stay"
+    return Error(f"{output} cannot be written ({error}); the recorded launches {then}")
+
+
         directory: Only the user may read it.
         output: The file that the command makes of these.
         command: Its name.

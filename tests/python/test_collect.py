@@ -344,6 +344,15 @@ def test_an_unfinished_collection_is_not_overwritten_and_can_be_finished(cudasch
     assert collect.read("data.parquet").num_rows == 50
 
 
+@pytest.mark.parametrize("options", [["collect", "--timing", "events"], ["trace"]])
+def test_launches_that_a_stream_does_not_take_are_said_to_be_lost(
+    options: list[str], cudasched: Run, simulated: Path
+) -> None:
+    ended = cudasched(*options, "-o", "/dev/full", "--", sys.executable, str(LAUNCHER), "5")
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("the recorded launches are lost: name a file with -o, beside which they stay\n")
+
+
 def test_an_empty_recording_does_not_replace_a_good_one(cudasched: Run, simulated: Path) -> None:
     run_launcher(cudasched, "--timing", "events")
     before = Path("data.parquet").read_bytes()

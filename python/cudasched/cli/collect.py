@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from cudasched import _preload, hook
-from cudasched._output import Output, claimed
+from cudasched._output import Output, claimed, unwritten
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli.coverage import find_cupti
@@ -199,8 +199,8 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
         ConfigError: An option has no meaning, or the output cannot be written.
         HookError: There is no driver, or the installation is broken.
         ProgramError: The program cannot be run.
-        Error: pyarrow is missing, another collection into the same file runs, or the data set cannot be written; its
-            journals stay then.
+        Error: pyarrow is missing, another collection into the same file runs, or the data set cannot be written; the
+            journals beside a file stay then.
     """
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing is one of {', '.join(_TIMINGS)}; got {timing!r}")
@@ -246,10 +246,7 @@ def _finish(directory: Path, target: Output, code: int, quiet: bool) -> int:
     try:
         metadata = convert(directory, target)
     except OSError as error:
-        raise Error(
-            f"{target.path} cannot be written ({error}); the recorded launches stay in {directory}, and "
-            f"`cudasched collect -o {target.path}` finishes it"
-        ) from error
+        raise unwritten(target.path, error, directory, "collect") from error
     shutil.rmtree(directory, ignore_errors=True)
     nothing = _report(target.path, metadata, quiet)
     return code or nothing

@@ -153,8 +153,8 @@ def run_traced(
         ConfigError: An option has no meaning, or the output cannot be written.
         HookError: There is no driver, or the installation is broken.
         ProgramError: The program cannot be run.
-        Error: Another trace into the same file runs, numpy is missing, or the trace cannot be written; its parts stay
-            then.
+        Error: Another trace into the same file runs, numpy is missing, or the trace cannot be written; the parts beside
+            a file stay then.
     """
     from cudasched.observe.trace._device import check
     from cudasched.observe.trace._parts import check_limit, convert, format_of, parts_of, remove

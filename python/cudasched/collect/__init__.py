@@ -22,9 +22,9 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from cudasched import hook
-from cudasched._output import Output, claimed
+from cudasched._output import Output, claimed, unwritten
 from cudasched.collect._dataset import SCHEMA_VERSION, arrow, convert, journals_of, read, schema, write
-from cudasched.errors import Error, HookError, HookWarning
+from cudasched.errors import HookError, HookWarning
 
 __all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema", "write"]
 
@@ -86,10 +86,7 @@ class recording:  # noqa: N801  used like a function
         try:
             made = convert(directory, self._output)
         except OSError as failure:
-            raise Error(
-                f"{self._path} cannot be written ({failure}); the recorded launches stay in {directory}, and "
-                f"`cudasched collect -o {self._path}` finishes it"
-            ) from failure
+            raise unwritten(self._path, failure, directory, "collect") from failure
         finally:
             self._claim.__exit__(None, None, None)
         shutil.rmtree(directory, ignore_errors=True)

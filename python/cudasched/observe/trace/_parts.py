@@ -6,8 +6,8 @@ import contextlib
 import shutil
 from pathlib import Path
 
-from cudasched._output import Output
-from cudasched.errors import ConfigError, Error
+from cudasched._output import Output, unwritten
+from cudasched.errors import ConfigError
 from cudasched.observe.trace._device import DeviceTimes, journals
 from cudasched.observe.trace._file import processes
 from cudasched.observe.trace._flame import Flame
@@ -80,10 +80,7 @@ def convert(directory: Path, output: Output, form: str, flame: Output | None) ->
             if summary.processes == 0:
                 raise _NothingTracedError
     except OSError as error:
-        raise Error(
-            f"{output.path} cannot be written ({error}); the recorded launches stay in {directory}, and "
-            f"`cudasched trace -o {output.path}` finishes it"
-        ) from error
+        raise unwritten(output.path, error, directory, "trace") from error
     if flame is not None and graph is not None and summary.processes:
         flame.write(graph.page(output.path.name))
         summary.without_time = graph.without_time
