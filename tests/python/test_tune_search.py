@@ -71,7 +71,7 @@ def test_an_exhaustive_search_finds_the_best() -> None:
 def test_an_unknown_strategy_or_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'random'"):
         run(Replay(SMALL), Settings(strategy="randon"))
-    for wrong in ({"evaluations": 0}, {"few": 5, "many": 2}, {"seconds": math.nan}, {"batch": 0}):
+    for wrong in ({"evaluations": 0}, {"seed": -1}, {"few": 5, "many": 2}, {"seconds": math.nan}, {"batch": 0}):
         with pytest.raises(ConfigError):
             Settings(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="min_occupancy"):

@@ -93,7 +93,7 @@ class Settings:
     objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
-        for name, least in (("evaluations", 1), ("few", 1), ("finalists", 1), ("batch", 1)):
+        for name, least in (("evaluations", 1), ("seed", 0), ("few", 1), ("finalists", 1), ("batch", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is at least {least}, not {getattr(self, name)}")
         if self.many < self.few:
