@@ -22,7 +22,7 @@ from cudasched.errors import ConfigError, Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support import PATIENCE_S
+from support import PATIENCE_S, Run
 
 pa = pytest.importorskip("pyarrow", reason="advice reads recordings with pyarrow")
 
@@ -935,6 +935,12 @@ def test_an_unmodified_program_is_recorded_and_advised(
     assert (kernel.name, kernel.launches, kernel.grid, kernel.block) == ("work", 20, (1, 1, 1), (32, 1, 1))
     assert finding(kernel, "small_grid").level == "critical"
     assert launcher in report.command
+
+
+def test_a_program_without_launches_ends_as_it_ended(cudasched: Run, simulated: Path) -> None:
+    ended = cudasched("advise", "--timing", "events", "--", "sh", "-c", "exit 7")
+    assert ended.returncode == 7 and ended.stdout == ""
+    assert ended.stderr.startswith("cudasched: error: no launch was recorded") and ended.stderr.count("\n") == 1
 
 
 def test_the_module_is_the_function() -> None:

@@ -13,6 +13,7 @@ import parquet_recordings as recordings
 import pytest
 from cudasched import ConfigError, Error
 from cudasched.advise import beside
+from cudasched.cli.advise import EXAMPLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parquet_recordings import requests, steps
@@ -195,6 +196,8 @@ def test_the_command(cudasched: Run, write: Write, tmp_path: Path) -> None:
     done = cudasched("advise", "--beside", str(server), str(program))
     assert done.returncode == 0, done.stderr
     assert "cudasched, time slices *" in done.stdout and "* take cudasched, time slices: cudasched run" in done.stdout
+    example = EXAMPLE.rsplit("; ", 1)[1].split()[1:]
+    assert cudasched(*example, cwd=tmp_path).returncode == 0, example
     assert "memory: not known" in done.stdout and "gemm 1 ms (100%)" in done.stdout
     write("other", steps(each_ms=0.1))
     files = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
@@ -215,7 +218,16 @@ def test_the_command(cudasched: Run, write: Write, tmp_path: Path) -> None:
         (["--beside", "serve.parquet", "a.parquet", "b.parquet"], "--rank compares several"),
         (["--beside", "serve.parquet", "--rank", "serve.parquet", "a.parquet"], "no other option's input"),
         (["--beside", "serve.parquet", "train.parquet", "--rate-hz", "2"], "--rate-hz: options come before"),
-        (["--rate-hz", "nan", "--beside", "serve.parquet", "train.parquet"], "rate_hz"),
+        *(
+            ([f"--{name.replace('_', '-')}", value, "--beside", "serve.parquet", "train.parquet"], f"{name} = ")
+            for name, values in (
+                ("rate_hz", ("nan", "0")),
+                ("slo_ms", ("nan", "0")),
+                ("alone_ms", ("nan", "-3")),
+                ("request_gap_ms", ("nan", "0")),
+            )
+            for value in values
+        ),
         (["--arrivals", "daily", "--beside", "serve.parquet", "train.parquet"], "daily"),
     ],
 )

@@ -520,6 +520,8 @@ def test_an_unfinished_data_set_is_read_from_its_journals(journal: bytes, tmp_pa
     table = collect.read(tmp_path / "data.parquet")
     assert 0 < table.num_rows < 40
     assert metadata(table)["cudasched.cut_short"] == "1"
+    with pytest.raises(errors.Error, match="has no journals"):
+        collect.read(tmp_path)
 
 
 def test_a_data_set_that_cannot_be_written_leaves_what_was_there(journal: bytes, tmp_path: Path) -> None:

@@ -256,6 +256,7 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
         request_gap_ms: As of `cudasched.simulate.latency`.
 
     Raises:
+        ConfigError: The gap is out of its limits.
         Error: It cannot be read or replayed (`cudasched.simulate.read_trace`), has no launches, or times below 0.
     """
     import numpy as np
@@ -276,7 +277,8 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
     durations = np.nan_to_num(np.asarray(taken["duration_ns"].to_numpy(zero_copy_only=False), np.float64))
     most, least, told = _shares(taken, run, durations)
     submitted = np.asarray(taken["submitted_ns"])
-    gap_ns = round((simulate.REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms) * 1e6)
+    gap_ms = simulate.REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
+    gap_ns = round(simulate.checked("request_gap_ms", gap_ms) * 1e6)
     own_ends = trace.ends if request_gap_ms is None else ()
     starts = submitted[[0, *(own_ends or trace.core.request_ends(gap_ns))[:-1]]]
     span_ns = max(int(submitted[-1] - submitted[0]), int(trace.gpu_ms * 1e6), 1)
@@ -412,6 +414,9 @@ def forecast(
         ConfigError: A setting has no meaning, or the server does not keep up with its requests.
         Error: The recordings are of different GPUs, or of one process.
     """
+    for what, value in (("rate_hz", rate_hz), ("slo_ms", slo_ms), ("alone_ms", alone_ms)):
+        if value is not None:
+            simulate.checked(what, value)
     refuse_mismatch([server, program])
     if rate_hz is None:
         if server.request_hz is None:

@@ -26,7 +26,7 @@ __all__ = ["EXAMPLE", "command", "memory_text", "within"]
 _FORMATS = (".html", ".json")
 EXAMPLE = (
     "Examples: cudasched advise -- python train.py; cudasched advise --data data.parquet -o report.html; "
-    "cudasched advise --beside serve.parquet train.parquet --rate-hz 60"
+    "cudasched advise --rate-hz 60 --beside serve.parquet train.parquet"
 )
 _TIMINGS = ("cupti", "events")
 
@@ -229,6 +229,8 @@ def command(
     if before is not None:
         try:
             earlier = Report.model_validate_json(before.read_text(encoding="utf-8"))
+            if not recording.exists():  # nothing was recorded, as the line above says
+                return code
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"--before {before} is no report of this version: {reason}") from None

@@ -353,6 +353,8 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     journals = file if file.is_dir() else journals_of(file)
     if not file.is_file() and journals.is_dir():
         summaries = _summaries(journals)
+        if not summaries:
+            raise Error(f"{journals} has no journals of `cudasched collect`")
         metadata = _metadata(summaries)
         form = schema(metadata["cudasched.timing"]).with_metadata(metadata)
         return _table(list(_batches(summaries, form)), form)
