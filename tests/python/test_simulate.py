@@ -396,12 +396,17 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
         (["--policy", "nowhere.py:f"], "nowhere.py:f"),
         (["--policy", "json:nothing"], "nothing"),
         (["--policy", "json:__name__"], "is no function"),
+        (["--policy", "half.py:f"], "SyntaxError: "),
+        (["--policy", "raises.py:f"], "ZeroDivisionError: division by zero"),
+        (["--policy", "json:loads"], "json:loads: TypeError: "),
         (["--lead-us", "small"], "a number of us, or auto"),
         (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
         (["--arrivals", "daily"], "daily"),
     ],
 )
 def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path, options: list[str], says: str) -> None:
+    Path("half.py").write_text("def")
+    Path("raises.py").write_text("1 / 0")
     done = cudasched("simulate", str(recorded), *options)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1

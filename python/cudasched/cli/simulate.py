@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,12 +29,21 @@ EXAMPLE = (
 )
 
 
+@contextlib.contextmanager
+def _blamed(text: str) -> Iterator[None]:
+    """Has whatever a user's policy raises name the policy."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(f"--policy {text}: {type(error).__name__}: {error}") from error
+
+
 def _policy(text: str) -> str | Policy:
     """A policy's name as it is; ``module:function`` or ``file.py:function`` as the function."""
     place, _, name = text.rpartition(":")
     if not place:
         return text
-    try:
+    with _blamed(text):
         if place.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(place).stem, place)
             if spec is None or spec.loader is None:
@@ -43,11 +53,9 @@ def _policy(text: str) -> str | Policy:
         else:
             module = importlib.import_module(place)
         policy: Policy = getattr(module, name)
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError(f"--policy {text}: {error}") from None
     if not callable(policy):
         raise ConfigError(f"--policy {text}: {name} is no function")
-    return policy
+    return _blamed(text)(policy)
 
 
 def _trace(text: str, recording_us: float) -> Trace:
