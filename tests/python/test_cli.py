@@ -165,6 +165,12 @@ def test_bad_usage_is_one_line_and_2(cudasched: Run, simulated: Path, arguments:
 def test_malformed_toml_names_line_and_key(cudasched: Run, no_driver: Path, tmp_path: Path) -> None:
     (tmp_path / "cudasched.toml").write_text('class = "latency"\nslo_ms = \n')
     for arguments in (["run", "--", "true"], ["status"]):
+@pytest.mark.parametrize("group", ["baseline", "metrics", "models", "torch"])
+def test_a_group_alone_prints_its_help(cudasched: Run, group: str) -> None:
+    done = cudasched(group)
+    assert (done.returncode, done.stderr) == (2, "") and "Usage: " in done.stdout
+
+
         done = cudasched(*arguments)
         assert done.returncode == 2
         assert f"{tmp_path / 'cudasched.toml'}, line 2, key 'slo_ms'" in one_line(done.stderr)

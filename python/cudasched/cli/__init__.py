@@ -42,7 +42,8 @@ def _open_standard_files() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"cudasched: error: {_text.one_line(message)}", file=sys.stderr)
+    if message:  # a group without a command has printed its help
+        print(f"cudasched: error: {_text.one_line(message)}", file=sys.stderr)
     if not isinstance(sys.stdout, _ClosedOutput):
         try:
             sys.stdout.flush()
