@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cudasched.errors import ConfigError, Error
@@ -43,13 +43,16 @@ class Output:
         is_stream: It is written to in place: a device, a pipe, an open file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, option: str = "", parents: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, option: str = "", parents: bool = False, formats: Sequence[str] = ()
+    ) -> None:
         """Checks that the output can be written. Nothing is changed, but that missing directories are made if wanted.
 
         Args:
             path: The file, there or not.
             option: The option before the path, such as ``-o``; for messages.
             parents: Make the directories that are missing.
+            formats: A file ends in one of these suffixes; empty: in any.
 
         Raises:
             ConfigError: It is nothing that can be written to, or may not be replaced; says why.
@@ -65,6 +68,8 @@ class Output:
             self._look()
         except (OSError, ValueError) as error:
             raise self._refused(f"it cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        if formats and not self.is_stream and self.path.suffix.lower() not in formats:
+            raise self._refused(f"name a file that ends in {' or '.join(formats)}")
 
     def _refused(self, why: str) -> ConfigError:
         return ConfigError(f"{self._named}: {why}")
@@ -167,11 +172,6 @@ class Output:
             shutil.copyfileobj(source, sink)
 
 
-@contextlib.contextmanager
-def claimed(directory: Path, output: Path, command: str, *, new: bool) -> Iterator[None]:
-    """Makes the directory of a command's files, or takes one that was left; it is this process's within the block.
-
-    Args:
 def unwritten(output: Path, error: OSError, directory: Path, command: str) -> Error:
     """Says why a command's file is not written, and where its records are; those of a stream are not beside it."""
     then = f"stay in {directory}, and `cudasched {command} -o {output}` finishes it"
@@ -180,6 +180,11 @@ def unwritten(output: Path, error: OSError, directory: Path, command: str) -> Er
     return Error(f"{output} cannot be written ({error}); the recorded launches {then}")
 
 
+@contextlib.contextmanager
+def claimed(directory: Path, output: Path, command: str, *, new: bool) -> Iterator[None]:
+    """Makes the directory of a command's files, or takes one that was left; it is this process's within the block.
+
+    Args:
         directory: Only the user may read it.
         output: The file that the command makes of these.
         command: Its name.

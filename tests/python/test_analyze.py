@@ -163,7 +163,7 @@ def test_metrics_that_a_gpu_does_not_know_are_left_out(
     [
         (["--ncu", "/nowhere/ncu"], 2, "--ncu /nowhere/ncu: there is no such program"),
         (["--timing", "both"], 2, "--timing both"),
-        (["-o", "report.pdf"], 2, "a report is a file that ends in .html or .json"),
+        (["-o", "report.pdf"], 2, "name a file that ends in .html or .json"),
         (["-o", "/nowhere/r.html"], 2, "there is no directory"),
     ],
 )

@@ -473,7 +473,7 @@ def test_recordings_in_place_of_a_program(cudasched: Run, tmp_path: Path) -> Non
         (["save", "--add", "-o", "b.json", "--", "true"], 1, "there is no baseline at b.json"),
         (["check", "b.json", "--", "true"], 1, "there is no baseline at b.json"),
         (["check", "b.json"], 2, "name a program after `--`"),
-        (["check", "b.json", "-o", "r.pdf", "--", "true"], 2, "a report is a file that ends in .html or .json"),
+        (["check", "b.json", "-o", "r.pdf", "--", "true"], 2, "name a file that ends in .html or .json"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

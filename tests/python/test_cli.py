@@ -154,6 +154,9 @@ def test_help_names_the_commands(cudasched: Run) -> None:
         (["run", "--clas", "latency", "--", "true"], "No such option"),
         (["run"], "Missing argument"),
         (["launch"], "No such command"),
+        (["demo", "--seconds", "inf"], "--seconds inf: the demo measures for 1 to 3600 s"),
+        (["demo", "--seconds", "nan"], "--seconds nan"),
+        (["demo", "--output", "d.txt"], r"--output d\.txt: name a file that ends in \.png or \.svg"),
     ],
 )
 def test_bad_usage_is_one_line_and_2(cudasched: Run, simulated: Path, arguments: list[str], said: str) -> None:
@@ -162,15 +165,15 @@ def test_bad_usage_is_one_line_and_2(cudasched: Run, simulated: Path, arguments:
     assert re.search(said, one_line(done.stderr))
 
 
-def test_malformed_toml_names_line_and_key(cudasched: Run, no_driver: Path, tmp_path: Path) -> None:
-    (tmp_path / "cudasched.toml").write_text('class = "latency"\nslo_ms = \n')
-    for arguments in (["run", "--", "true"], ["status"]):
 @pytest.mark.parametrize("group", ["baseline", "metrics", "models", "torch"])
 def test_a_group_alone_prints_its_help(cudasched: Run, group: str) -> None:
     done = cudasched(group)
     assert (done.returncode, done.stderr) == (2, "") and "Usage: " in done.stdout
 
 
+def test_malformed_toml_names_line_and_key(cudasched: Run, no_driver: Path, tmp_path: Path) -> None:
+    (tmp_path / "cudasched.toml").write_text('class = "latency"\nslo_ms = \n')
+    for arguments in (["run", "--", "true"], ["status"]):
         done = cudasched(*arguments)
         assert done.returncode == 2
         assert f"{tmp_path / 'cudasched.toml'}, line 2, key 'slo_ms'" in one_line(done.stderr)

@@ -71,6 +71,12 @@ def _device(name: str, minor: int, tmp_path: Path) -> Path:
     return node
 
 
+def test_a_file_of_another_format_is_refused_and_a_stream_is_none(tmp_path: Path, null: Path) -> None:
+    assert Output(tmp_path / "a.PNG", formats=(".png", ".svg")).path and Output(null, formats=(".png",)).is_stream
+    with pytest.raises(ConfigError, match=r"-o .*a\.txt: name a file that ends in \.png or \.svg"):
+        Output(tmp_path / "a.txt", option="-o", formats=(".png", ".svg"))
+
+
 @pytest.fixture
 def null(tmp_path: Path) -> Path:
     return _device("null", 3, tmp_path)

@@ -399,6 +399,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
         (["--policy", "half.py:f"], "SyntaxError: "),
         (["--policy", "raises.py:f"], "ZeroDivisionError: division by zero"),
         (["--policy", "json:loads"], "json:loads: TypeError: "),
+        (["--output", "plot.txt"], "ends in .png or .svg"),
         (["--lead-us", "small"], "a number of us, or auto"),
         (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
         (["--arrivals", "daily"], "daily"),

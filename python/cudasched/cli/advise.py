@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLE", "command", "memory_text", "within"]
 
-_FORMATS = (".html", ".json")
 EXAMPLE = (
     "Examples: cudasched advise -- python train.py; cudasched advise --data data.parquet -o report.html; "
     "cudasched advise --rate-hz 60 --beside serve.parquet train.parquet"
@@ -63,16 +62,6 @@ def _record(program: Sequence[str], recording: Path, *, timing: str, quiet: bool
 
     with _output_to_stderr() if quiet else contextlib.nullcontext():
         return run_collected(program, output=recording, timing=timing, label="", quiet=False)
-
-
-def _checked(output: Path | None) -> Output | None:
-    """Before the program runs, which may take long."""
-    if output is None:
-        return None
-    target = Output(output, option="-o")
-    if not target.is_stream and output.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
-    return target
 
 
 def within(interval: Interval, form: str = ".2f") -> str:
@@ -218,7 +207,7 @@ def command(
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    target = _checked(output)
+    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
 
     from rich.console import Console
 
@@ -229,8 +218,6 @@ def command(
     if before is not None:
         try:
             earlier = Report.model_validate_json(before.read_text(encoding="utf-8"))
-            if not recording.exists():  # nothing was recorded, as the line above says
-                return code
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(f"--before {before} is no report of this version: {reason}") from None
@@ -242,6 +229,8 @@ def command(
         with Scratch("advise") as directory:
             recording = directory / "data.parquet"
             code = _record(program or [], recording, timing=timing, quiet=json)
+            if not recording.exists():  # nothing was recorded, as the line above says
+                return code
             report = advise(recording)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"

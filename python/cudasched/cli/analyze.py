@@ -17,7 +17,6 @@ from cudasched.errors import ConfigError
 
 __all__ = ["EXAMPLE", "command"]
 
-_FORMATS = (".html", ".json")
 _TIMINGS = ("cupti", "events")
 EXAMPLE = "Example: cudasched analyze -o report.html -- python program.py"
 
@@ -43,11 +42,7 @@ def command(
     """Show the limits of a program's kernels by hardware counters, through Nsight Compute: sectors, caches, stalls."""
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    target = None
-    if output is not None:
-        target = Output(output, option="-o")
-        if not target.is_stream and output.suffix.lower() not in _FORMATS:
-            raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
+    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
 
     from rich.console import Console
 

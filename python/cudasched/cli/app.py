@@ -176,7 +176,7 @@ def status(
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=1, help="About how long to measure, s.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="About how long to measure, 1 to 3600 s.")] = 20.0,
     output: Annotated[Path, typer.Option(help="The plot, a PNG; the figures go beside it, as JSON.")] = Path(
         "demo-out/demo.png"
     ),

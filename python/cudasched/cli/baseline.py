@@ -24,7 +24,6 @@ __all__ = ["SLOWER", "app"]
 SLOWER = 3
 """The exit code of a check that found something slower."""
 
-_FORMATS = (".html", ".json")
 _TIMINGS = ("cupti", "events")
 _RUNS = 6
 _MOST_RUNS = 1000
@@ -138,11 +137,7 @@ def check(
 ) -> int:
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
     _check_options(program, data, timing)
-    target = None
-    if output is not None:
-        target = Output(output, option="-o")
-        if not target.is_stream and output.suffix.lower() not in _FORMATS:
-            raise ConfigError(f"-o {output}: a report is a file that ends in {' or '.join(_FORMATS)}")
+    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
 
     from rich.console import Console
 

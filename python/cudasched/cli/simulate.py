@@ -229,6 +229,7 @@ def command(
     from dataclasses import replace
 
     from cudasched import simulate
+    from cudasched.demo.plot import FORMATS
 
     if fit is not None:
         if traces:
@@ -236,7 +237,7 @@ def command(
         return _fit(fit, slo, seed, json)
     if not traces or slo:
         raise ConfigError("name a TRACE of a best-effort program, or a file of programs with --fit")
-    target = None if output is None else Output(output, option="--output", parents=True)
+    target = None if output is None else Output(output, option="--output", parents=True, formats=FORMATS)
     if sharing not in ("two_processes", "mps", "one_process"):
         raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")
     named = [_policy(text) for text in policy or ["open", "strict", *(["slack"] if slo_ms is not None else [])]]

@@ -12,11 +12,9 @@ import typer
 from cudasched._document import document
 from cudasched._output import Output
 from cudasched._table import Column, fitted, terminal_columns
-from cudasched.errors import ConfigError
 
 __all__ = ["EXAMPLE", "command"]
 
-_FORMATS = (".h", ".json")
 EXAMPLE = (
     "Examples: cudasched tune layernorm.cu --space layernorm.toml -o layernorm_tuned.h; "
     "cudasched tune --replay layernorm.npz"
@@ -64,10 +62,7 @@ def command(
     from cudasched.tune.output import summary
     from cudasched.tune.space import number, parse_shape
 
-    targets = [Output(path, option="-o") for path in output or []]
-    for target in targets:
-        if not target.is_stream and target.path.suffix.lower() not in _FORMATS:
-            raise ConfigError(f"-o {target.path}: it is a file that ends in {' or '.join(_FORMATS)}")
+    targets = [Output(path, option="-o", formats=(".h", ".json")) for path in output or []]
     live = sys.stderr.isatty() and not json
 
     def show(progress: Progress) -> None:

@@ -24,8 +24,9 @@ from cudasched.demo.harness import (
     summary,
     workers_of,
 )
-from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
+from cudasched.demo.plot import FORMATS, HOW_TO_GET_MATPLOTLIB, plot
 from cudasched.demo.simulated import BEST_EFFORT_LOADS, LATENCY_LOADS
+from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,12 +90,14 @@ def main(seconds: float, output: Path, simulate: bool, as_json: bool = False) ->
         The exit status: 0, 1 after a worker failed (its stderr is shown), 130 after Ctrl-C, 128 + n after signal n.
 
     Raises:
-        ConfigError: The output is nothing that can be written to.
+        ConfigError: The time is out of range, or the output is nothing that a plot can be written to.
     """
     from rich.console import Console
 
     console = Console(soft_wrap=True, stderr=as_json)
-    picture = Output(output, option="--output", parents=True)
+    if not 1 <= seconds <= 3600:
+        raise ConfigError(f"--seconds {seconds:g}: the demo measures for 1 to 3600 s")
+    picture = Output(output, option="--output", parents=True, formats=FORMATS)
     numbers = None if picture.is_stream else Output(output.with_suffix(".json"), option="--output")
     backend: Backend | None = None
     try:

@@ -10,6 +10,7 @@ from cudasched._output import Output
 
 COLORS = {"p50": "#9ecae1", "p95": "#4292c6", "p99": "#08306b", "best_effort": "#74a57f"}
 SHARES = (("attainment", "SLO met", "#c58b4a"), ("utilisation", "GPU busy", "#8d99ae"))
+FORMATS = (".png", ".svg")
 HOW_TO_GET_MATPLOTLIB = "no plot: matplotlib is not installed (pip install 'cudasched[plot]')"
 
 
