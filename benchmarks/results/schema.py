@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 RESULTS = Path(__file__).parent
 
@@ -179,6 +187,11 @@ class ColocationRow(Strict):
     p99_ratio_interval: Interval | None = None
     best_effort_per_s_per_repeat: list[float] = []
     alone_p99_ms_per_repeat: list[float] = []
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in serialized(self).items() if value != fields[name].default}
 
 
 class OverheadRow(Strict):

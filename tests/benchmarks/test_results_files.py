@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
@@ -30,6 +31,15 @@ def test_committed_results_meet_the_schema(path):
     assert results.rows, "a results file without rows says nothing"
     for_the_simulated_device = isinstance(results.rows[0], (SoakRow, TracingRow))
     assert for_the_simulated_device or results.meta.gpu != "simulated", "rehearsals are not results"
+
+
+def test_colocations_are_written_without_what_says_nothing(tmp_path):
+    row = load(RESULTS / "main.json").colocations[0].model_copy(update={"policy": None, "scene": "", "gpus": 2})
+    results = Results(meta=META, rows=[row])
+    results.write(tmp_path / "main.json")
+    assert load(tmp_path / "main.json") == results
+    (written,) = json.loads((tmp_path / "main.json").read_text())["rows"]
+    assert written["policy"] is None and written["gpus"] == 2 and "scene" not in written
 
 
 def test_tables_in_documents_are_up_to_date():
