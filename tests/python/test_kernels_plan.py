@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from axpy_space import IMAGE, SPACE
 from cudasched.errors import DriverError, Error
 from cudasched.kernels import KernelError, _cache, _catalog, _choose, _driver, _plan
 from cudasched.kernels._catalog import KERNELS
@@ -439,36 +440,6 @@ def run(y, x, a, ordinal=0):
     ready = _plan.plan_for("axpy", "float32", ordinal, n=N)
     ready.run(0, ready.places(("y", "x", "a")), (y, x, a))
 """
-SPACE = """
-kernel = "axpy"
-source = "axpy.cubin"
-[shape]
-n = 512
-[parameters]
-THREADS = [64, 256]
-PER = [1, 2]
-[launch]
-block = "THREADS"
-grid = "ceil_div(n, THREADS * PER)"
-[[arguments]]
-name = "y"
-role = "inout"
-size = "n"
-[[arguments]]
-name = "x"
-role = "input"
-size = "n"
-[[arguments]]
-name = "a"
-role = "scalar"
-type = "float32"
-value = "2.5"
-[[arguments]]
-name = "count"
-role = "scalar"
-type = "uint32"
-value = "n"
-"""
 MAPPED = """
 [[arguments]]
 name = "map_x"
@@ -478,7 +449,6 @@ dims = [16, 32]
 box = [8, 4]
 swizzle = 32
 """
-IMAGE = "cudasched-sim 1\nkernel axpy params=8,8,4,4 regs=32 threads_max=256 block_us=2 effect=axpy\n"
 
 
 @pytest.fixture

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import axpy_space
 import pytest
+from axpy_space import REFERENCE, SPACE
 from cudasched.errors import ConfigError, Error
 from cudasched.tune import Settings, as_header, read, tune
 from cudasched.tune import compile as compilation
@@ -26,48 +28,12 @@ from test_control import eventually
 
 pytest.importorskip("cuda.bindings", reason="needs cuda-bindings")
 
-IMAGE = """cudasched-sim 1
-kernel axpy params=8,8,4,4 regs=32 threads_max=256 block_us=2 effect=axpy
-kernel none params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=none
+IMAGE = (
+    axpy_space.IMAGE
+    + """kernel none params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=none
 kernel slow params=8,8,4,4 block_us=900000 effect=axpy
 """
-SPACE = """
-kernel = "axpy"
-source = "axpy.cubin"
-work = "12 * n"
-[shape]
-n = 512
-[parameters]
-THREADS = [64, 256, 512]
-PER = [1, 2]
-[launch]
-block = "THREADS"
-grid = "ceil_div(n, THREADS * PER)"
-[[arguments]]
-name = "y"
-role = "inout"
-size = "n"
-[[arguments]]
-name = "x"
-role = "input"
-size = "n"
-[[arguments]]
-name = "a"
-role = "scalar"
-type = "float32"
-value = "2.5"
-[[arguments]]
-name = "count"
-role = "scalar"
-type = "uint32"
-value = "n"
-[check]
-reference = "reference.py:axpy"
-"""
-REFERENCE = """
-def axpy(inputs, shape):
-    return {"y": inputs["y"] + 2.5 * inputs["x"]}
-"""
+)
 
 
 @pytest.fixture

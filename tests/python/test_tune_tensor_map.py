@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from axpy_space import ARGUMENTS, CHECK, REFERENCE
 from cudasched.errors import ConfigError
 from cudasched.tune import read
 from cudasched.tune.space import Gpu, Space
@@ -18,7 +19,7 @@ GPU = Gpu("simulated", "9.0", 132)
 IMAGE = """cudasched-sim 1
 kernel axpy params=8,8,4,4,128 regs=32 threads_max=1024 block_us=2 effect=axpy
 """
-SPACE = """
+SPACE = f"""
 kernel = "axpy"
 source = "axpy.cubin"
 [shape]
@@ -29,24 +30,7 @@ ROWS = [8, 512]
 [launch]
 block = 256
 grid = "ceil_div(rows * cols, 256)"
-[[arguments]]
-name = "y"
-role = "inout"
-size = "rows * cols"
-[[arguments]]
-name = "x"
-role = "input"
-size = "rows * cols"
-[[arguments]]
-name = "a"
-role = "scalar"
-type = "float32"
-value = "2.5"
-[[arguments]]
-name = "count"
-role = "scalar"
-type = "uint32"
-value = "rows * cols"
+{ARGUMENTS.replace('"n"', '"rows * cols"')}
 [[arguments]]
 name = "map_x"
 role = "tensor_map"
@@ -54,13 +38,7 @@ of = "x"
 dims = ["cols", "rows"]
 box = [32, "ROWS"]
 swizzle = 128
-[check]
-reference = "reference.py:axpy"
-"""
-REFERENCE = """
-def axpy(inputs, shape):
-    return {"y": inputs["y"] + 2.5 * inputs["x"]}
-"""
+{CHECK}"""
 
 
 def test_sizes_and_boxes_are_of_the_configuration() -> None:
