@@ -78,7 +78,11 @@ def test_the_stub_has_the_attributes_of_the_cores_classes() -> None:
             functions = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
             values = [ast.unparse(item.target) for item in node.body if isinstance(item, ast.AnnAssign)]
             properties = {item for item in functions + values if not item.startswith("_")}
-            assert properties == {item for item in dir(getattr(core, name)) if not item.startswith("_")}, name
+            kind = getattr(core, name)
+            bases = {base.__name__: dir(base) for base in kind.__bases__ if base.__module__ == kind.__module__}
+            assert list(bases) == [ast.unparse(base) for base in node.bases], name
+            own = set(dir(kind)).difference(*bases.values())
+            assert properties == {item for item in own if not item.startswith("_")}, name
     # And the values have the types that the stub promises.
     for name, value in (("State", core.state()), ("Counts", core.counts())):
         for item in _stub()[name].body:
