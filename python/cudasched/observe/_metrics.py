@@ -62,12 +62,6 @@ class Times:
         """How many there are."""
         return sum(self.buckets)
 
-    @property
-    def mean_ms(self) -> float | None:
-        """The mean, ms; None where there is none."""
-        count = self.count
-        return 1e3 * self.sum_s / count if count else None
-
     def quantile_ms(self, share: float) -> float | None:
         """The time that this share of all stay below, ms; None where there is none.
 
