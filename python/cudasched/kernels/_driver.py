@@ -17,25 +17,15 @@ from typing import Any
 
 from cudasched.errors import DriverError
 from cudasched.kernels._errors import KernelError
+from cudasched.tune._driver import KINDS
 from cudasched.tune.space import TYPES, Gpu, Launch, TensorMap
 
 __all__ = ["Cell", "Driver", "Function", "Map", "cells", "load"]
 
-_INVALID_CONTEXT = 201
 _MAJOR, _MINOR, _SMS, _L2_BYTES = 75, 76, 16, 38  # CUdevice_attribute
 _MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 _RELAXED = 2  # CUstreamCaptureMode
 _PLAIN_SHARED_BYTES = 48 * 1024
-_KINDS: dict[str, Any] = {
-    "pointer": ctypes.c_uint64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-    "int8": ctypes.c_int8,
-    "uint8": ctypes.c_uint8,
-    "int32": ctypes.c_int32,
-    "uint32": ctypes.c_uint32,
-    "int64": ctypes.c_int64,
-}
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
 #: CUtensorMapDataType; of integers only the width matters.
@@ -60,7 +50,7 @@ class Map:
 
 def cells(kinds: Sequence[str]) -> tuple[list[Cell], Any]:
     """Room for a kernel's arguments, and the table of their addresses that the driver takes."""
-    made = [Map() if kind == "tensor_map" else _KINDS[kind]() for kind in kinds]
+    made = [Map() if kind == "tensor_map" else KINDS[kind]() for kind in kinds]
     begins = [one.begin if isinstance(one, Map) else ctypes.addressof(one) for one in made]
     return made, (ctypes.c_void_p * len(made))(*begins)
 

@@ -17,7 +17,7 @@ from cudasched.errors import DriverError, Error
 from cudasched.tune._need import need
 from cudasched.tune.space import TYPES, Gpu, Launch, TensorMap
 
-__all__ = ["Buffer", "Device", "Kernel", "RefusedError"]
+__all__ = ["KINDS", "Buffer", "Device", "Kernel", "RefusedError"]
 
 _GUARD_BYTES = 64 * 1024
 _GUARD = 0xA5
@@ -34,6 +34,17 @@ _HARMLESS = (
 
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
+KINDS: dict[str, Any] = {
+    "pointer": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+    "int8": ctypes.c_int8,
+    "uint8": ctypes.c_uint8,
+    "int32": ctypes.c_int32,
+    "uint32": ctypes.c_uint32,
+    "int64": ctypes.c_int64,
+}
+"""ctypes' type of an argument."""
 _MAP_TYPES = {
     "float32": "FLOAT32",
     "float16": "FLOAT16",
@@ -274,16 +285,6 @@ class Arguments:
             values: Type and value of each; the type "pointer" for addresses, "tensor_map" for a tensor map that the
                 device made.
         """
-        kinds: dict[str, Any] = {
-            "pointer": ctypes.c_uint64,
-            "float32": ctypes.c_float,
-            "float64": ctypes.c_double,
-            "int8": ctypes.c_int8,
-            "uint8": ctypes.c_uint8,
-            "int32": ctypes.c_int32,
-            "uint32": ctypes.c_uint32,
-            "int64": ctypes.c_int64,
-        }
         self._held: list[Any] = []
         addresses = []
         for kind, value in values:
@@ -293,9 +294,9 @@ class Arguments:
                 ctypes.memmove(begin, value, len(value))
                 addresses.append(begin)
                 continue
-            if kind not in kinds:
+            if kind not in KINDS:
                 raise RefusedError(f"a scalar argument of type {kind} cannot be given")
-            self._held.append(kinds[kind](value if "float" in kind else int(value)))
+            self._held.append(KINDS[kind](value if "float" in kind else int(value)))
             addresses.append(ctypes.addressof(self._held[-1]))
         self._table = (ctypes.c_void_p * len(addresses))(*addresses)
         self.address = ctypes.addressof(self._table)

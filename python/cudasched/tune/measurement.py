@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cudasched._text import shown
 
@@ -23,18 +23,7 @@ Status = Literal[
     "crashed",
     "disturbed",
 ]
-STATUSES: tuple[Status, ...] = (
-    "ok",
-    "compile_error",
-    "does_not_fit",
-    "launch_error",
-    "wrong",
-    "out_of_bounds",
-    "fault",
-    "hang",
-    "crashed",
-    "disturbed",
-)
+STATUSES: tuple[Status, ...] = get_args(Status)
 """ok, or why there is no time: `disturbed` is one that a latency client took the GPU from, which may be tried again."""
 
 
