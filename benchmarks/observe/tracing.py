@@ -2,10 +2,9 @@
 
     python -m benchmarks run tracing --out traced/tracing.json --seconds 300
 
-Each arm is one run of `benchmarks.observe.training`: untraced, traced, and with device times by CUPTI. Each second the
-resident memory of the program and the size of what was traced are read. The traces and the flame graphs stay beside the
-results, in which those of other GPUs stay. Takes `--seconds` and about a minute an arm; untraced takes 60 s at most. An
-arm fails whose memory was not flat, or which dropped records; what it did is kept.
+One run of `benchmarks.observe.training`. Each second the resident memory of the program and the size of what was traced
+are read. The trace and the flame graph stay beside the results, in which those of other GPUs stay. Takes `--seconds`
+and about a minute. Fails where memory was not flat, or records were dropped; what the run did is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,8 @@ from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import TracingRow, merge
 
-ARMS = ("untraced", "traced", "device_times")
 #: Memory is taken to be flat where its median over the last third is above that over the second by no more than this.
 FLAT_MB = 16.0
-_UNTRACED_S = 60.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -64,43 +60,35 @@ def size_mb(directory: Path) -> float:
     return total / 2**20
 
 
-def run(arm: str, session: Session) -> dict[str, Any]:
-    """One arm: what it did, and what was seen of it each second."""
+def run(session: Session) -> dict[str, Any]:
+    """What the training did, and what was seen of it each second."""
     options, out = session.options, session.out.parent
     out.mkdir(parents=True, exist_ok=True)
-    progress, trace = out / f"{arm}.steps", out / f"{arm}.pftrace"
+    progress, trace = out / "traced.steps", out / "traced.pftrace"
     progress.unlink(missing_ok=True)
     shutil.rmtree(trace.with_name(trace.name + ".parts"), ignore_errors=True)
-    seconds = min(options.seconds, _UNTRACED_S) if arm == "untraced" else options.seconds
-    program = [sys.executable, "-m", "benchmarks.observe.training", "--seconds", str(seconds)]
-    program += ["--progress", str(progress), "--class", "best_effort"]
-    program += ["--simulate"] if session.rehearsal else []
-    command = program
-    if arm != "untraced":
-        command = [*CUDASCHED, "trace", "-o", str(trace), "--flame", str(out / f"{arm}.html")]
-        command += ["--limit-mb", str(options.limit_mb)]
-        command += ["--device-times"] if arm == "device_times" else []
-        command += ["--", *program]
+    command = [*CUDASCHED, "trace", "-o", str(trace), "--flame", str(out / "traced.html")]
+    command += ["--limit-mb", str(options.limit_mb), "--", sys.executable, "-m", "benchmarks.observe.training"]
+    command += ["--seconds", str(options.seconds), "--progress", str(progress), "--class", "best_effort"]
+    command += ["--simulate"] if session.rehearsal else []
     samples: list[tuple[float, float, float]] = []
     begin = time.monotonic()
-    with (out / f"{arm}.log").open("w") as log:
+    with (out / "traced.log").open("w") as log:
         started = subprocess.Popen(command, env=session.backend.environment(True), stdout=log, stderr=log)
         converted_s = 0.0
         while started.poll() is None:
             time.sleep(1)
             below = programs_below(started.pid)
-            # The last of a chain: with `cudasched trace` before it.
-            program_mb = max((resident_mb(pid) for pid in below[1:]), default=0.0)
-            if arm == "untraced":
-                program_mb = resident_mb(started.pid)
-            elif len(below) == 1:
+            if len(below) == 1:
                 converted_s += 1
                 continue
+            # The last of a chain: with `cudasched trace` before it.
+            program_mb = max(resident_mb(pid) for pid in below[1:])
             parts_mb = size_mb(trace.with_name(trace.name + ".parts"))
             samples.append((round(time.monotonic() - begin, 1), round(program_mb, 1), round(parts_mb, 2)))
-    text = (out / f"{arm}.log").read_text()
+    text = (out / "traced.log").read_text()
     if started.returncode != 0:
-        raise HarnessError(f"{arm} failed with status {started.returncode}:\n{text[-3000:]}")
+        raise HarnessError(f"the training failed with status {started.returncode}:\n{text[-3000:]}")
     steps, took_s = map(float, progress.read_text().split())
     thirds = [samples[len(samples) * part // 3 : len(samples) * (part + 1) // 3] for part in range(3)]
     middle, last = (statistics.median([mb for _, mb, _ in third] or [0.0]) for third in thirds[1:])
@@ -127,12 +115,11 @@ def run(arm: str, session: Session) -> dict[str, Any]:
     }
 
 
-def row_of(arm: str, gpu: str, found: dict[str, Any]) -> TracingRow:
-    """What is kept of an arm."""
+def row_of(gpu: str, found: dict[str, Any]) -> TracingRow:
+    """What is kept of a run."""
     resident = [mb for _, mb, _ in found["samples"]]
     tenths = [resident[len(resident) * part // 10 : len(resident) * (part + 1) // 10] for part in range(10)]
     return TracingRow(
-        arm=arm,
         gpu=gpu,
         seconds=found["seconds"],
         steps=found["steps"],
@@ -148,21 +135,20 @@ def row_of(arm: str, gpu: str, found: dict[str, Any]) -> TracingRow:
     )
 
 
-def measure(session: Session, arm: str) -> None:
-    """An arm, unless that is done.
+def measure(session: Session) -> None:
+    """The run, unless that is done.
 
     Raises:
         HarnessError: Memory was not flat, or records were dropped.
     """
     done = session.store.done
-    if arm not in done:
+    if "traced" not in done:
         session.need(session.options.seconds)
-        session.store.keep(arm, run(arm, session))
-    merge(session.out, session.meta, [row_of(name, session.meta.gpu, found) for name, found in done.items()])
-    found, bare = done[arm], done.get("untraced", {}).get("steps_per_s")
-    speed = f", {100 * found['steps_per_s'] / bare:.1f}% of untraced" if bare else ""
+        session.store.keep("traced", run(session))
+    found = done["traced"]
+    merge(session.out, session.meta, [row_of(session.meta.gpu, found)])
     session.say(
-        f"{arm}: {found['steps_per_s']} steps/s{speed}; memory {found['resident_growth_mb']:+.1f} MB in the last "
+        f"{found['steps_per_s']} steps/s; memory {found['resident_growth_mb']:+.1f} MB in the last "
         f"third; {found['most_parts_mb']:.0f} MB of records at most, {found['dropped']:,} dropped"
     )
     if not found["flat"] or found["dropped"] > 0:
@@ -171,6 +157,6 @@ def measure(session: Session, arm: str) -> None:
 
 BENCHMARK = Benchmark(
     about="minutes of ResNet50 training traced: memory, files, speed",
-    groups={arm: partial(measure, arm=arm) for arm in ARMS},
+    groups={"traced": measure},
     settings={"seconds": (300.0, 3.0), "limit_mb": 256},
 )

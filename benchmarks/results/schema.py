@@ -319,7 +319,6 @@ class TracingRow(Strict):
     records took at most of the disk, of which `limit_mb` is the bound.
     """
 
-    arm: str
     gpu: str
     seconds: Positive
     steps: int

@@ -13,10 +13,10 @@ from benchmarks.observe import tracing
 from benchmarks.results.schema import TracingRow, load, merge
 
 
-def test_arms_are_measured_once_and_the_rest_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_training_is_traced_once(tmp_path: Path) -> None:
     results = tmp_path / "traced" / "tracing.json"
-    arguments = ["--rehearse", "--out", str(results), "--only"]
-    assert lab.run("tracing", [*arguments, "traced"]) == 0
+    arguments = ["--rehearse", "--out", str(results)]
+    assert lab.run("tracing", arguments) == 0
     traced = json.loads(results.with_suffix(".cells").read_text())["done"]["traced"]
     assert traced["steps"] > 0
     assert traced["launches_kept"] > 0
@@ -24,13 +24,12 @@ def test_arms_are_measured_once_and_the_rest_later(tmp_path: Path, capsys: pytes
     assert traced["samples"], "memory was looked at"
     assert (tmp_path / "traced" / "traced.pftrace").stat().st_size > 0
     assert "<title>GPU time: traced.pftrace</title>" in (tmp_path / "traced" / "traced.html").read_text()
-    assert lab.run("tracing", [*arguments, "untraced,traced"]) == 0
-    (row,) = (row for row in load(results).rows if isinstance(row, TracingRow) and row.arm == "traced")
+    assert lab.run("tracing", arguments) == 0
+    (row,) = load(results).rows
+    assert isinstance(row, TracingRow)
     assert row.steps == traced["steps"] and row.limit_mb == 256 and 0 < len(row.resident_mb) <= 10
     done = json.loads(results.with_suffix(".cells").read_text())["done"]
     assert done["traced"] == traced, "not again"
-    assert done["untraced"]["most_parts_mb"] == 0
-    assert "% of untraced; memory" in capsys.readouterr().out
 
 
 def test_what_another_gpu_measured_stays(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_what_another_gpu_measured_stays(tmp_path: Path) -> None:
     found |= {"most_parts_mb": 1.0, "dropped": 0, "rotated_away": 0, "launches_kept": 9, "converted_s": 1.0}
     path = tmp_path / "tracing.json"
     for gpu, steps in (("simulated", 9), ("NVIDIA H200", 8), ("NVIDIA H200", 7)):
-        merge(path, META.model_copy(update={"gpu": gpu}), [tracing.row_of("traced", gpu, {**found, "steps": steps})])
+        merge(path, META.model_copy(update={"gpu": gpu}), [tracing.row_of(gpu, {**found, "steps": steps})])
     results = load(path)
     rows = {row.gpu: row.steps for row in results.rows if isinstance(row, TracingRow)}
     assert rows == {"simulated": 9, "NVIDIA H200": 7} and len(results.rows) == 2
@@ -56,6 +55,6 @@ def test_memory_that_grows_and_dropped_records_fail(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(tracing, "run", lambda *_: found)
     monkeypatch.setattr(tracing, "merge", lambda *_: None)
     monkeypatch.setattr(tracing, "row_of", lambda *_: None)
-    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "a.json"), "--only", "traced"]) == 1
+    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "a.json")]) == 1
     found.update(flat=True, dropped=1)
-    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "b.json"), "--only", "traced"]) == 1
+    assert lab.run("tracing", ["--rehearse", "--out", str(tmp_path / "b.json")]) == 1
