@@ -246,12 +246,46 @@ def test_a_model_that_raises_fails_its_batch_alone(held: Held) -> None:
         ("y", "run returned 'y'"),
         (iter([1]), "run returned <list_iterator"),
         (np.zeros((3, 2)), "run returned 3 outputs"),
+        (np.zeros(()), r"run returned array\(0.\): a sequence"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_a_model_returns_an_output_for_each_input(outputs: Any, said: str) -> None:
     with Batcher(lambda inputs: outputs, slo_ms=None) as batcher, pytest.raises(RunError, match=said):
         answer(batcher.submit_future(1))
+
+
+def test_a_batch_that_cannot_be_counted_fails_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        monkeypatch.undo()
+        raise IndexError
+
+    with Batcher(doubled, slo_ms=None) as batcher:
+        monkeypatch.setattr(batcher, "_count", fails)
+        with pytest.raises(RunError, match="interrupted by IndexError"):
+            answer(batcher.submit_future(1))
+        assert answer(batcher.submit_future(2)) == 4
+
+
+def test_callbacks_that_exit_or_close_do_not_end_the_batcher(held: Held) -> None:
+    raised: list[BaseException] = []
+
+    def close(_: object) -> None:
+        try:
+            batcher.close()
+        except UseError as error:
+            raised.append(error)
+        raise SystemExit
+
+    with Batcher(held, slo_ms=None, policy="eager") as batcher:
+        futures = [batcher.submit_future(0)]
+        held.runs()
+        futures += [batcher.submit_future(x) for x in range(1, 4)]
+        for future in futures:
+            future.add_done_callback(close)
+        held.release(3)
+        assert [answer(future) for future in (*futures, batcher.submit_future(4))] == [0, 2, 4, 6, 8]
+    assert len(raised) == 4 and "call it on another thread" in str(raised[0])
 
 
 def test_a_future_does_not_keep_its_input() -> None:

@@ -246,6 +246,21 @@ def test_a_request_that_is_cancelled_does_not_run(both: Both) -> None:
     assert answer(both, asked(9)) == [18] and not {5.0, 6.0, 7.0} & {*both.model.seen}
 
 
+def test_a_request_is_not_cancelled_while_answers_are_counted(both: Both) -> None:
+    """Guards against an answer to a call that is cleared meanwhile, which ended the batcher's thread."""
+    both.model.may.clear()
+    (cancelled,) = both.remote.submit(asked(1))
+    eventually(lambda: both.batcher.statistics().running == 1)
+    (front,) = both.requests._links._links.values()
+    with front._counting:  # type: ignore[attr-defined]
+        cancelled.cancel()
+        time.sleep(0.1)
+        assert front.running  # type: ignore[attr-defined]
+    eventually(lambda: not front.running)  # type: ignore[attr-defined]
+    both.model.may.set()
+    assert answer(both, asked(2)) == [4]
+
+
 def test_a_front_that_is_gone_has_its_requests_cancelled(both: Both) -> None:
     both.model.may.clear()
     (first,) = both.remote.submit(asked(1))

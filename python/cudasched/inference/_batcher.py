@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -25,6 +26,7 @@ from cudasched.inference._errors import DeadlineError, InputError, QueueFullErro
 from cudasched.inference._inputs import check_input
 from cudasched.inference._queue import NEVER_NS, Queue, Refused, Request
 from cudasched.inference._times import LONGEST_MS, Times
+from cudasched.log import logger
 
 __all__ = ["Batcher", "Statistics", "awaited"]
 
@@ -257,8 +259,12 @@ class Batcher:
         self._closed = self._ended = False
         self._counts = Statistics()
         ready: Future[None] = Future()
-        for target in (partial(self._serve, ready), self._watch):
-            threading.Thread(target=target, name=f"cudasched batcher {name}".strip(), daemon=True).start()
+        self._threads = [
+            threading.Thread(target=target, name=f"cudasched batcher {name}".strip(), daemon=True)
+            for target in (partial(self._serve, ready), self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
         atexit.register(self.close)
         try:
             ready.result()
@@ -424,9 +430,14 @@ class Batcher:
         """Accepts no more requests, runs those that wait, in batches that start at once, and returns when that is done.
 
         Behind a model that hangs, those that wait fail after `hang_ms`. Called twice, or after a fork, it does nothing.
+
+        Raises:
+            UseError: The caller is a callback or `run`, on a thread of the batcher, which would wait for itself.
         """
         if self._pid != os.getpid():
             return
+        if threading.current_thread() in self._threads:
+            raise UseError("close waits for this thread, which is the batcher's: call it on another thread")
         self._refuse_more()
         with self._lock:
             self._changed.wait_for(lambda: self._ended or (self._running is not None and self._running.given_up))
@@ -485,7 +496,12 @@ class Batcher:
             batch, refused = self._next()
             _fail(refused)
             if batch is not None:
-                self._serve_batch(batch)
+                try:
+                    self._serve_batch(batch)
+                except BaseException as error:  # the thread goes on
+                    logger.error("a batch was not answered: %r", error)
+                    with suppress(Exception):
+                        self._end(batch, batch.start_ns, [], _interrupted(error))
             elif not refused:
                 break
         with self._lock:
@@ -611,7 +627,8 @@ class Batcher:
         except BaseException as error:
             raise RunError(f"run raised {type(error).__name__}: {error}") from error
         if type(outputs) is not list:
-            if isinstance(outputs, (str, bytes, Mapping)) or not hasattr(outputs, "__len__"):
+            is_sequence = hasattr(outputs, "__len__") and getattr(outputs, "shape", None) != ()
+            if not is_sequence or isinstance(outputs, (str, bytes, Mapping)):
                 raise RunError(f"run returned {shown(outputs)}: a sequence with an output for each input is needed")
             outputs = list(outputs)
         if len(outputs) != len(inputs):
@@ -680,10 +697,16 @@ def _answer(answers: Sequence[Answer]) -> None:
         request.x = None
         if not isinstance(request, _Future):
             elsewhere.setdefault(request.call.front, []).append(answer)
-        elif error is None:
-            request.set_result(output)
-        elif not request.done():  # interrupted on the way
-            request.set_exception(error)
+        else:
+            try:
+                if error is None:
+                    request.set_result(output)
+                elif not request.done():  # interrupted on the way
+                    request.set_exception(error)
+            except BaseException as raised:  # by a callback: other requests have their answers, too
+                if threading.current_thread() is threading.main_thread():
+                    raise  # or by a signal's handler
+                logger.error("a callback of a request raised %r", raised)
     for front, its in elsewhere.items():
         front.answer(its)
 

@@ -332,6 +332,8 @@ class Requests:
         return []
 
     def _cancel(self, front: _Front, number: int) -> None:
-        if call := front.running.pop(number, None):
+        with front._counting:
+            call = front.running.pop(number, None)
+        if call:
             call.batcher._withdraw(call)
             call.clear()
