@@ -488,6 +488,7 @@ def test_after_a_fork_it_refuses(held: Held) -> None:
         ({"deadline_ms": float("nan")}, "deadline_ms = nan: a finite number"),
         ({"deadline_ms": 1e9}, "at most 3,600,000 ms ahead"),
         ({"deadline_ms": "soon"}, "deadline_ms = 'soon'"),
+        ({"deadline_ms": 10**400}, "deadline_ms = an integer of 1329 bits"),
         ({"priority": float("nan")}, "priority = nan: a finite number"),
         ({"priority": float("inf")}, "priority = inf"),
         ({"priority": True}, "priority = True"),
@@ -528,7 +529,7 @@ def test_an_input_is_like_the_example(example: Any, x: Any, said: str) -> None:
 
 def test_an_input_has_a_limit() -> None:
     with Batcher(lambda inputs: inputs, slo_ms=None, max_bytes=8) as batcher:
-        for x in (array(3), {"a": array(1), "b": [array(2)]}, b"123456789"):
+        for x in (array(3), {"a": array(1), "b": [array(2)]}, b"123456789", np.array([b"123456789"], object)):
             with pytest.raises(InputError, match=r"at most 8 \(max_bytes\)"):
                 batcher.submit_future(x)
         assert len(answer(batcher.submit_future(array(2)))) == 2

@@ -144,7 +144,7 @@ def test_questions_are_answered_by_the_other_process(both: Both) -> None:
         (Asked("m", "", [("other", np.zeros(1))]), InputError, "the inputs are input"),
         (asked(1, 2, -1), RunError, "ValueError"),
         (asked(-2), RunError, "numbers or strings of one shape are needed"),
-        (asked(1, timeout=float("nan")), InputError, "a number is needed"),
+        (asked(1, timeout=float("nan")), InputError, "a finite number is needed"),
         (Asked("none", "", []), Exception, "no model is named 'none'; there are m"),
         (Asked("m", "", None), RunError, "the server failed"),  # type: ignore[arg-type]
     ],

@@ -105,7 +105,21 @@ def test_tensors_of_pytorch() -> None:
     example = torch.zeros(2)
     with Batcher(Model(lambda x: (x * 2, x.sum(1)), example), slo_ms=None) as batcher:
         ((status, answer),) = ask({"m": batcher}, ("/v2/models/m/infer", {"inputs": [tensor([[1, 2], [3, 4]])]}))
+        text = {"inputs": [tensor([["a", "b"]], datatype="BYTES")]}
+        refused = ask({"m": batcher}, ("/v2/models/m/infer", text))
     assert (status, [output["data"] for output in answer["outputs"]]) == (200, [[2, 4, 6, 8], [3, 7]])
+    assert refused == [(400, {"error": "input has rows of BYTES [2]; FP32 [2] is needed"})]
+
+
+def test_an_answer_of_pytorch_with_gradients_is_told() -> None:
+    torch = pytest.importorskip("torch")
+
+    def run(inputs: list[Any]) -> list[Any]:
+        return [x.clone().requires_grad_(bool(x[0] > 0)) for x in inputs]
+
+    with Batcher(run, slo_ms=None, example=torch.zeros(2)) as batcher:
+        ((status, answer),) = ask({"m": batcher}, ("/v2/models/m/infer", {"inputs": [tensor([[1, 2]])]}))
+    assert status == 500 and "the output output_0 is tensor(" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -114,19 +128,29 @@ def test_tensors_of_pytorch() -> None:
         ("none/infer", {"inputs": [tensor([[1, 2]])]}, 404, "no model is named 'none'; there are double, named"),
         ("double/infer", {}, 400, "inputs: Field required"),
         ("double/infer", {"inputs": []}, 400, "at least 1"),
-        ("double/infer", {"inputs": [tensor([[1, 2, 3]])]}, 400, r"x has shape \(3,\); \(2,\) is needed"),
-        ("double/infer", {"inputs": [tensor([[1, 2]], datatype="FP64")]}, 400, "x has dtype float64"),
+        ("double/infer", {"inputs": [tensor([[1, 2, 3]])]}, 400, r"input has rows of FP32 \[3\]; FP32 \[2\] is needed"),
+        ("double/infer", {"inputs": [tensor([[1, 2]], datatype="FP64")]}, 400, r"rows of FP64 \[2\]; FP32"),
         ("double/infer", {"inputs": [tensor([["a"]], datatype="BF16")]}, 400, "'BF16' is not supported"),
         ("double/infer", {"inputs": [tensor([[1, "a"]])]}, 400, "are no FP32"),
+        ("double/infer", {"inputs": [tensor([[None, 1]])]}, 400, "an element is of type NoneType"),
+        ("double/infer", {"inputs": [tensor([[1, 1.7]], datatype="INT32")]}, 400, "an element is of type float"),
+        ("double/infer", {"inputs": [tensor([[1, True]], datatype="INT32")]}, 400, "an element is of type bool"),
+        ("double/infer", {"inputs": [tensor([[1, "3"]], datatype="UINT8")]}, 400, "an element is of type str"),
+        ("double/infer", {"inputs": [tensor([[1, 300]], datatype="UINT8")]}, 400, "are no UINT8"),
+        ("double/infer", {"inputs": [tensor([[True, "false"]], datatype="BOOL")]}, 400, "an element is of type str"),
+        ("double/infer", {"inputs": [tensor([[True, 2]], datatype="BOOL")]}, 400, "an element is of type int"),
         ("double/infer", {"inputs": [tensor([[1, 2]], shape=[3, 2])]}, 400, "cannot reshape"),
         ("double/infer", {"inputs": [tensor([[1, 2]], shape=[-1, 2])]}, 400, "a number of rows"),
         ("double/infer", {"inputs": [tensor([], shape=[0, 2])]}, 400, "at least one"),
         ("double/infer", {"inputs": [tensor([[1, 2]] * 401)]}, 400, "401 rows; at most 400"),
+        ("double/infer", {"inputs": [tensor([], shape=[1 << 40, 0])]}, 400, "1099511627776 rows; at most 400"),
         ("double/infer", {"inputs": [tensor([[1, 2]], "x")]}, 400, "the inputs are input; given are x"),
         ("double/infer", {"inputs": [tensor([[1, 2]]), tensor([[1, 2]])]}, 400, "given once"),
         ("named/infer", {"inputs": [tensor([[1, 2]], "a")]}, 400, "the inputs are a, b; given are a"),
         ("double/infer", {"inputs": [tensor([[1e39, 0]])]}, 500, "numbers that are not finite"),
         ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"timeout": -1}}, 400, "in the past"),
+        ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"timeout": 10**400}}, 400, "a finite number"),
+        ("double/infer", {"inputs": [tensor([[1, 2]])], "parameters": {"priority": -1}}, 400, "1 is the highest"),
         ("double/infer", {"inputs": [{**tensor([[1, 2]]), "parameters": {"binary_data_size": 8}}]}, 400, "0 bytes"),
         ("double/infer", {"inputs": [{**tensor([]), "data": None}]}, 400, "input has no data"),
         (
@@ -148,6 +172,7 @@ def test_what_is_wrong_is_said(models: dict[str, Batcher], path: str, body: Any,
     [
         ({"inference-header-content-length": "1000"}, "the body has 122 bytes"),
         ({"inference-header-content-length": "-1"}, "'-1'"),
+        ({"inference-header-content-length": 5000 * "0"}, "'000"),
         ({"inference-header-content-length": "119"}, "3 bytes after the last input"),
         ({"inference-header-content-length": "20"}, "Invalid JSON"),
         ({"content-encoding": "gzip"}, "content-encoding 'gzip' is not supported"),
@@ -171,6 +196,11 @@ def test_damaged_strings(data: bytes) -> None:
         decoded("text", "BYTES", [2], data)
 
 
+def test_the_largest_integers() -> None:
+    assert decoded("x", "UINT64", [2], [1, 2**64 - 1]).tolist() == [1, 2**64 - 1]
+    assert decoded("x", "FP64", [2], [1, 2.5]).tolist() == [1, 2.5]
+
+
 def test_deadlines_and_priorities_are_those_of_triton() -> None:
     begun, held, seen = threading.Event(), threading.Event(), []
 
@@ -192,14 +222,15 @@ def test_deadlines_and_priorities_are_those_of_triton() -> None:
         assert late[0][0] == 504 and "its deadline is 2 ms" in late[0][1]["error"]
 
         def release() -> None:
-            while batcher.statistics().waiting < 2:
+            while batcher.statistics().waiting < 3:
                 time.sleep(0.001)
             held.set()
 
         threading.Thread(target=release, daemon=True).start()
-        assert [status for status, _ in ask({"m": batcher}, body(1, priority=2), body(2, priority=1))] == [200, 200]
+        answers = ask({"m": batcher}, body(3), body(1, priority=2), body(2, priority=1))
+        assert [status for status, _ in answers] == [200, 200, 200]
         first.result(PATIENCE_S)
-    assert seen == [9, 2, 1]
+    assert seen == [9, 2, 1, 3]
 
 
 @pytest.mark.parametrize("example", [None, "text", {"a": "text"}, {1: ONE}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import math
 import os
 import threading
 import time
@@ -13,7 +12,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from numbers import Real
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,7 +21,7 @@ from cudasched._region import region
 from cudasched._text import shown
 from cudasched.errors import ConfigError, Error
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
-from cudasched.inference._inputs import check_input
+from cudasched.inference._inputs import check_input, number
 from cudasched.inference._queue import NEVER_NS, Queue, Refused, Request
 from cudasched.inference._times import LONGEST_MS, Times
 from cudasched.log import logger
@@ -374,8 +372,8 @@ class Batcher:
     def _checked(self, inputs: Sequence[Any], deadline_ms: float | None, priority: float) -> tuple[int, float]:
         """The time to the deadline, and the level. Raises InputError, UseError."""
         self._check_use()
-        due_ms = self._options.slo_ms if deadline_ms is None else _number("deadline_ms", deadline_ms)
-        level = _number("priority", priority)
+        due_ms = self._options.slo_ms if deadline_ms is None else number("deadline_ms", deadline_ms)
+        level = number("priority", priority)
         if due_ms is not None and not 0 < due_ms <= LONGEST_MS:
             past = "in the past" if due_ms <= 0 else f"at most {LONGEST_MS:,} ms ahead"
             raise InputError(f"deadline_ms = {due_ms:g}: a deadline is ms from now, and this one is {past}")
@@ -722,13 +720,6 @@ def _ns(value_ms: float) -> int:
 
 def _interrupted(error: BaseException) -> RunError:
     return RunError(f"run was interrupted by {type(error).__name__}")
-
-
-def _number(name: str, value: object) -> float:
-    """Raises InputError."""
-    if isinstance(value, (float, int, Real)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    raise InputError(f"{name} = {shown(value)}: a finite number is needed")
 
 
 def _copied(error: RunError) -> RunError:

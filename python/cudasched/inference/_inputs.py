@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 from cudasched._text import shown
 from cudasched.inference._errors import InputError
 
-__all__ = ["check_input"]
+__all__ = ["check_input", "number"]
 
 
 def check_input(x: Any, example: Any, max_bytes: int | None) -> None:
@@ -21,6 +23,16 @@ def check_input(x: Any, example: Any, max_bytes: int | None) -> None:
         _compare(x, example, "x")
     if max_bytes is not None and (nbytes := sum(map(_nbytes, _leaves(x)))) > max_bytes:
         raise InputError(f"x has {nbytes:,} bytes; at most {max_bytes:,} (max_bytes)")
+
+
+def number(name: str, value: object) -> float:
+    """Raises InputError."""
+    try:
+        if isinstance(value, (float, int, Real)) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer
+        pass
+    raise InputError(f"{name} = {shown(value)}: a finite number is needed")
 
 
 def _compare(x: Any, example: Any, name: str) -> None:
@@ -52,8 +64,8 @@ def _written(value: Any) -> str:
 
 
 def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, (Mapping, list, tuple)):
-        for value in x.values() if isinstance(x, Mapping) else x:
+    if isinstance(x, (Mapping, list, tuple)) or getattr(getattr(x, "dtype", None), "kind", "") == "O":
+        for value in x.values() if isinstance(x, Mapping) else getattr(x, "flat", x):
             yield from _leaves(value)
     else:
         yield x

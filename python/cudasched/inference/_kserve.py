@@ -8,7 +8,6 @@ has one version, "1".
 from __future__ import annotations
 
 import functools
-import math
 import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +22,7 @@ from cudasched._text import one_line, shown
 from cudasched.errors import ConfigError, Error
 from cudasched.inference._batcher import Batcher
 from cudasched.inference._errors import DeadlineError, InputError, QueueFullError, RunError, UseError
+from cudasched.inference._inputs import number
 
 __all__ = [
     "VERSION",
@@ -49,6 +49,8 @@ _DATATYPES = {
     "object": "BYTES",
 }
 _DTYPES = {datatype: np.dtype(dtype) for dtype, datatype in _DATATYPES.items()}
+_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {bytes, str}}
+"""The types of a list's elements, by the dtype's kind."""
 _LENGTH = struct.Struct("<I")
 _UNSUPPORTED = ("classification", "shared_memory_region")
 
@@ -82,7 +84,8 @@ class Asked:
         version: Empty: the only one.
         inputs: Names and arrays.
         outputs: Names; empty: all.
-        parameters: Of the request. ``priority`` (1 is the highest) and ``timeout`` (us) are Triton's; 0: the default.
+        parameters: Of the request. ``priority`` (1 is the highest; 0: the lowest) and ``timeout`` (us; 0: the
+            batcher's) are Triton's.
     """
 
     model: str
@@ -181,16 +184,18 @@ class Models:
     def checked(self, asked: Asked) -> tuple[Batcher, list[Any], float | None, float]:
         """The batcher of a request, its rows, its deadline in ms and its priority. Raises as `submit`."""
         batcher = self.known(asked.model, asked.version)
-        rows = self._rows(asked, batcher.example)
+        rows = self._rows(asked, batcher)
         outputs = self._outputs[asked.model]
         if unknown := [name for name in asked.outputs if name not in outputs]:
             raise InputError(f"no output is named {shown(unknown[0])}; the outputs are {', '.join(outputs)}")
-        if len(rows) > batcher.max_queue:
-            raise InputError(f"{len(rows)} rows; at most {batcher.max_queue} (max_queue)")
         if not asked.parameters:
             return batcher, rows, None, 0
-        timeout_us = _number(asked, "timeout")
-        return batcher, rows, timeout_us / 1e3 if timeout_us else None, -_number(asked, "priority")
+        timeout_us, priority = (
+            number(f"the parameter {name}", asked.parameters.get(name, 0)) for name in ("timeout", "priority")
+        )
+        if priority and priority < 1:
+            raise InputError(f"the parameter priority = {priority:g}: 1 is the highest, and 0 the lowest")
+        return batcher, rows, timeout_us / 1e3 if timeout_us else None, 1 / priority if priority else 0
 
     def outputs(self, asked: Asked, answers: list[Any]) -> dict[str, Any]:
         """Arrays of the outputs that were asked for, by name. Raises RunError where the answers are no arrays."""
@@ -200,7 +205,7 @@ class Models:
             try:
                 rows = [_array(part[name]) for part in parts]
                 array = _array(np.stack(rows)) if len(rows) > 1 else rows[0][None]
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, RuntimeError, TypeError, ValueError):  # RuntimeError: PyTorch's, of one with gradients
                 array = None
             if datatype(array) is None:
                 raise RunError(
@@ -209,16 +214,25 @@ class Models:
             arrays[name] = array
         return arrays
 
-    def _rows(self, asked: Asked, example: Any) -> list[Any]:
-        inputs = self._inputs[asked.model]
-        arrays = {name: _like(inputs.get(name), _writable(array)) for name, array in asked.inputs}
+    def _rows(self, asked: Asked, batcher: Batcher) -> list[Any]:
+        inputs, arrays = self._inputs[asked.model], dict(asked.inputs)
         counts = {len(array) for array in arrays.values()}
         if arrays.keys() != inputs.keys():
             raise InputError(f"the inputs are {', '.join(sorted(inputs))}; given are {', '.join(sorted(arrays))}")
         if len(counts) != 1 or 0 in counts or len(arrays) != len(asked.inputs):
             raise InputError("each input is given once, and all have the same number of rows, at least one")
-        rows = range(counts.pop())
-        if isinstance(example, Mapping):
+        count = counts.pop()
+        if count > batcher.max_queue:
+            raise InputError(f"{count} rows; at most {batcher.max_queue} (max_queue)")
+        for name, array in arrays.items():
+            kind, shape, needed = datatype(array), list(array.shape[1:]), inputs[name]
+            if (kind, shape) != (datatype(needed), list(needed.shape)):
+                raise InputError(
+                    f"{name} has rows of {kind} {shape}; {datatype(needed)} {list(needed.shape)} is needed"
+                )
+            arrays[name] = _like(needed, _writable(array))
+        rows = range(count)
+        if isinstance(batcher.example, Mapping):
             return [{name: array[row, ...] for name, array in arrays.items()} for row in rows]
         return [arrays["input"][row, ...] for row in rows]
 
@@ -267,8 +281,11 @@ def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
         raise InputError(f"{name}: shape {list(shape)} does not begin with a number of rows")
     try:
         if not isinstance(data, bytes):
+            array = np.array(data, object)
+            if wrong := {*map(type, array.flat)} - _ELEMENTS[dtype.kind]:
+                raise TypeError(f"an element is of type {wrong.pop().__name__}")
             with np.errstate(over="ignore"):
-                array = np.array(data, dtype)
+                array = array.astype(dtype)
             if datatype == "BYTES":
                 array = np.array([_bytes(each) for each in array.ravel()], dtype)
         elif datatype == "BYTES":
@@ -322,7 +339,7 @@ def _answer(name: str, answer: Any) -> dict[str, Any]:
     """The arrays of the answer to the example by the names of the outputs."""
     try:
         arrays = {output: _array(part) for output, part in _parts(answer).items()}
-    except (TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError):
         arrays = {}
     if not arrays or not all(map(datatype, arrays.values())):
         raise ConfigError(f"the model {shown(name)} answers {shown(answer)}: arrays are needed")
@@ -352,13 +369,6 @@ def datatype(array: Any) -> str | None:
 @functools.cache
 def _named(dtype: Any) -> str | None:
     return _DATATYPES.get(str(dtype).removeprefix("torch."))
-
-
-def _number(asked: Asked, name: str) -> float:
-    value = asked.parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"the parameter {name} = {shown(value)}: a number is needed")
-    return float(value)
 
 
 def _writable(array: Any) -> Any:

@@ -186,7 +186,7 @@ def _split(fields: Headers, body: bytes) -> tuple[_Infer, bytes]:
     if (encoding := headers.get(b"content-encoding", b"identity")) != b"identity":
         raise InputError(f"content-encoding {encoding.decode('latin-1')!r} is not supported")
     given = headers.get(_LENGTH_HEADER, b"%d" % len(body))
-    if not given.isdigit() or int(given[:12]) > len(body):
+    if not given.isdigit() or len(given) > 12 or int(given) > len(body):
         said = f"{_LENGTH_HEADER.decode()} = {given.decode('latin-1')!r}"
         raise InputError(f"{said}: the body has {len(body)} bytes")
     try:
