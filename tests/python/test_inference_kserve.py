@@ -201,6 +201,34 @@ def test_the_largest_integers() -> None:
     assert decoded("x", "FP64", [2], [1, 2.5]).tolist() == [1, 2.5]
 
 
+def test_requests_are_refused_when_the_server_ends() -> None:
+    begun, held, sent = threading.Event(), threading.Event(), []
+
+    def run(inputs: list[Any]) -> list[Any]:
+        begun.set()
+        assert held.wait(PATIENCE_S)
+        return inputs
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": json.dumps({"inputs": [tensor([[1, 2]])]}).encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def end(batcher: Batcher) -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": []}
+        task = asyncio.create_task(application(Models({"m": batcher}))(scope, receive, send))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        task.cancel()
+        await task
+
+    with Batcher(run, slo_ms=None) as batcher:
+        batcher.example = batcher.answer = ONE
+        asyncio.run(end(batcher))
+        held.set()
+    assert sent[0]["status"] == 503 and json.loads(sent[1]["body"]) == {"error": "the server ends"}
+
+
 def test_deadlines_and_priorities_are_those_of_triton() -> None:
     begun, held, seen = threading.Event(), threading.Event(), []
 

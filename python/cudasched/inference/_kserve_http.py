@@ -105,8 +105,9 @@ def application(models: Models) -> Application:
             return
         try:
             body, headers = await infer(path[1], path[2] or "", scope, receive)
-        except Error as error:
-            await _failed(None, error)(scope, receive, send)
+        except (Error, asyncio.CancelledError) as error:
+            said = error if isinstance(error, Error) else UseError("the server ends")
+            await _failed(None, said)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
