@@ -342,7 +342,7 @@ def test_a_front_that_does_not_read_is_dropped_and_others_are_served(
         for number in range(100_000):
             front.sendall(b"".join(_link.pickled(number, ("index", ()))))
             assert number % 100 or answer(both, asked(1)) == [2]
-    assert "a front of the models does not read its answers, and is dropped" in caplog.text
+    assert "a front of the models takes no answers, and is dropped: QueueFullError" in caplog.text
     assert answer(both, asked(1)) == [2]
 
 
@@ -353,6 +353,18 @@ def test_answers_that_a_socket_has_no_room_for_come_later(both: Both) -> None:
             front.sendall(message(number, *[1.0] * 100))
             eventually(lambda number=number: both.batcher.statistics().completed >= 100 * (number - 5))  # type: ignore[misc]
         assert [received(front)[0] for _ in range(count)] == [*range(count)]
+
+
+def test_answers_that_wait_for_room_fail_once_the_links_are_closed() -> None:
+    """Guards against an error of epoll in the thread of a batcher, which ended it."""
+    links = _link.Links()
+    own, other = socket.socketpair()
+    link = _link.Link(links, own)
+    link.send([bytes(1 << 24)])
+    links.close()
+    with other, pytest.raises(UseError, match="is gone"):
+        link.send([b"more"])
+    assert own.fileno() == -1
 
 
 def test_a_front_refuses_requests_that_the_other_process_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

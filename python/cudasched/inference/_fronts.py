@@ -21,7 +21,7 @@ from typing import Any
 
 from cudasched.errors import Error
 from cudasched.inference._batcher import Answer, Batcher, Call
-from cudasched.inference._errors import QueueFullError, RunError, UseError
+from cudasched.inference._errors import RunError, UseError
 from cudasched.inference._kserve import Asked, Models, check_known, indexed, server
 from cudasched.inference._link import Link, Links, Message, packed, pickled
 from cudasched.log import logger
@@ -232,8 +232,8 @@ class _Front(Link):
                 self.send(parts)
         except UseError:  # it is gone
             pass
-        except QueueFullError:
-            logger.error("a front of the models does not read its answers, and is dropped")
+        except Exception as error:
+            logger.error("a front of the models takes no answers, and is dropped: %r", error)
             self.drop()
 
     def _answer(self, call: _Call) -> list[Any]:

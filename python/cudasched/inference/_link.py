@@ -276,7 +276,9 @@ class Links:
         os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
-        """Of the thread that has read."""
+        """Of the thread that has read. Other threads that send get UseError from here on."""
+        for link in list(self._links.values()):
+            link._close()
         self._epoll.close()
         os.close(self._waker)
 
