@@ -684,7 +684,7 @@ def test_answers_are_not_delayed_by_nagle() -> None:
             found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listening = _server._bound("127.0.0.1", 0, shared=False)
+        listening = _server._bound("127.0.0.1", 0)
         listening.listen()
         listening.waiting = _server._Waiting(8)
         async with await asyncio.start_server(connected, sock=listening):
@@ -695,6 +695,21 @@ def test_answers_are_not_delayed_by_nagle() -> None:
                 writer.close()
 
     assert asyncio.run(option()) == 1
+
+
+def test_a_shared_port_is_one_programs_and_is_free_when_that_ends() -> None:
+    """Connections that the server closed stay for a minute, and keep nobody from the port."""
+    with _server.reserved("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
+        with pytest.raises(ConfigError, match="in use by another program"):
+            _server.reserved("127.0.0.1", port)
+        with _server.Server(None, 32 * "t", port=port, shared=True)._socket as listening:
+            with pytest.raises(ConfigError, match="in use by another program"):
+                _server.reserved("127.0.0.1", port)
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+                listening.accept()[0].close()
+                assert connection.recv(1) == b""
+    _server.reserved("127.0.0.1", port).close()
 
 
 def test_a_port_in_use_and_one_that_may_not_be_had(cudasched: Run, private_home: Path) -> None:

@@ -193,11 +193,12 @@ def on_signals(stop: Callable[[], None]) -> None:
             signal.signal(number, lambda *_: stop())
 
 
-def _bound(host: str, port: int, shared: bool) -> _Listening:
+def _bound(host: str, port: int, *options: int) -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
+        for option in options:
+            bound.setsockopt(socket.SOL_SOCKET, option, 1)
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
         bound.close()
@@ -215,8 +216,9 @@ def reserved(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: The address cannot be had: the message says why. Another program may listen there, or reserve it.
     """
-    _bound(host, port, shared=False).close()  # two programs do not share a port by mistake
-    return _bound(host, port, shared=True)
+    # Two programs do not share a port by mistake: without SO_REUSEADDR, a socket that does not listen shuts others out.
+    _bound(host, port, socket.SO_REUSEADDR).close()
+    return _bound(host, port, socket.SO_REUSEPORT)
 
 
 def _with_admission(
@@ -274,7 +276,7 @@ class Server:
         admission: Any = None,
         shared: bool = False,
     ) -> None:
-        self._socket = _bound(host, port, shared)
+        self._socket = _bound(host, port, socket.SO_REUSEADDR, *[socket.SO_REUSEPORT] * shared)
         self._socket.listen(_BACKLOG)
         self.port = int(self._socket.getsockname()[1])
         self.scheme = "https" if certificate else "http"
