@@ -18,18 +18,19 @@ _PEER_CLOSED = (
 )
 
 
-def end_with(descriptor: int) -> None:
+def end_with(descriptor: int, events: int = _PEER_CLOSED) -> None:
     """Kills this process, or its group where it leads one, when the other end of a descriptor is closed.
 
     Args:
         descriptor: A pipe's reading end, or a connected socket; nothing is read from it.
+        events: 0: a socket's other end may shut down one direction, which does not kill this process.
     """
-    threading.Thread(target=_watch, args=(descriptor,), name="cudasched-life", daemon=True).start()
+    threading.Thread(target=_watch, args=(descriptor, events), name="cudasched-life", daemon=True).start()
 
 
-def _watch(descriptor: int) -> None:
+def _watch(descriptor: int, events: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, _PEER_CLOSED)
+    poll.register(descriptor, events)
     poll.poll()
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)

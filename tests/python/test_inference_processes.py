@@ -238,6 +238,18 @@ def test_processes_of_models_end_with_the_first(start: Callable[..., Command], k
     eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
 
 
+def test_a_model_that_hangs_ends_with_the_first(start: Callable[..., Command]) -> None:
+    serving = start(models=APART.replace("slo_ms=None", "slo_ms=None, hang_ms=3_600_000"))
+    others = serving.others()
+    Path("hold").touch()
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(serving.post, 9, 9)
+        eventually(Path("held").exists)
+        serving.process.kill()
+        eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
+        assert held.exception(PATIENCE_S)
+
+
 def test_a_model_that_cannot_be_made_ends_a_server_that_starts(start: Callable[..., Command], cudasched: Run) -> None:
     serving = start()
     Path("none").touch()

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._life import end_with
 from cudasched.errors import ConfigError, Error
 from cudasched.inference import Batcher
 from cudasched.inference._file import made
@@ -412,6 +413,7 @@ def main() -> int:
     kind, about, _ = told
     if kind == _MODEL:
         file, name = about
+        end_with(int(sys.argv[1]), 0)  # one that hangs, too
         return _model(controller, Path(file), name)
     options, names = about
     models = RemoteModels(names)
