@@ -132,6 +132,7 @@ def test_an_answer_of_pytorch_with_gradients_is_told() -> None:
         ("double/infer", {"inputs": [tensor([[1, 2]], datatype="FP64")]}, 400, r"rows of FP64 \[2\]; FP32"),
         ("double/infer", {"inputs": [tensor([["a"]], datatype="BF16")]}, 400, "'BF16' is not supported"),
         ("double/infer", {"inputs": [tensor([[1, "a"]])]}, 400, "are no FP32"),
+        ("double/infer", {"inputs": [tensor(json.loads(99 * "[" + 99 * "]"), shape=[1])]}, 400, "of type list"),
         ("double/infer", {"inputs": [tensor([[None, 1]])]}, 400, "an element is of type NoneType"),
         ("double/infer", {"inputs": [tensor([[1, 1.7]], datatype="INT32")]}, 400, "an element is of type float"),
         ("double/infer", {"inputs": [tensor([[1, True]], datatype="INT32")]}, 400, "an element is of type bool"),

@@ -282,7 +282,7 @@ def decoded(name: str, datatype: str, shape: Sequence[int], data: Any) -> Any:
     try:
         if not isinstance(data, bytes):
             array = np.array(data, object)
-            if wrong := {*map(type, array.flat)} - _ELEMENTS[dtype.kind]:
+            if wrong := {*map(type, array.ravel())} - _ELEMENTS[dtype.kind]:
                 raise TypeError(f"an element is of type {wrong.pop().__name__}")
             with np.errstate(over="ignore"):
                 array = array.astype(dtype)
