@@ -85,12 +85,12 @@ bool Pageable::free_later(CUdeviceptr pointer) noexcept {
 
 bool Pageable::free_late() noexcept {
   if (!owes() || !driver::barrier().try_enter()) return false;
-  const bool freed = free_stopped();
+  const bool freed = carry_out_frees();
   driver::barrier().leave();
   return freed;
 }
 
-bool Pageable::free_stopped() noexcept {
+bool Pageable::carry_out_frees() noexcept {
   std::vector<CUdeviceptr> pointers;
   if (!owes() || hot().may_capture() || !take(pointers, /*all=*/false)) return false;
   give_back(pointers);

@@ -39,8 +39,8 @@ class Pageable {
   bool owes() const noexcept { return late_.load(std::memory_order_relaxed); }
   // Everything queued was submitted. False: nothing was freed.
   bool free_late() noexcept;
-  // The same, where the program is stopped and nothing of it is on the GPU.
-  bool free_stopped() noexcept;
+  // The same, of a caller that is inside the barrier, or keeps it shut.
+  bool carry_out_frees() noexcept;
 
   struct Block {
     CUdeviceptr begin = 0;

@@ -209,7 +209,7 @@ void Pager::move_back(Device& device, bool waits) noexcept {
   const bool is_back = parking_->move_in();
   returns_ = false;
   if (is_back) {
-    pageable_.free_stopped();
+    pageable_.carry_out_frees();
     driver::barrier().open();
     note();
     turn_until_ns_ = std::max(turn_until_ns_, now_ns() + turn_ns_.load());
