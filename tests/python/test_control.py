@@ -109,6 +109,7 @@ def test_a_running_program_is_traced_on_demand(tmp_path: Path) -> None:
         assert control.trace(client.id, tmp_path / "out.pftrace", 0.05).processes == 1
         assert not (tmp_path / "run" / "traces" / client.id).exists()
         running.send_signal(signal.SIGSTOP)
+        os.waitpid(running.pid, os.WUNTRACED)  # all of its threads have stopped
         with pytest.raises(ConfigError, match=r"from 0\.001 to 60"):
             control.trace(client.id, tmp_path / "never", 61)
         with pytest.raises(ConfigError, match="perfetto, json"):
@@ -218,6 +219,7 @@ def test_a_stopped_program_is_not_changed_later() -> None:
     with program("train.py") as running:
         client = named("train.py")
         running.send_signal(signal.SIGSTOP)
+        os.waitpid(running.pid, os.WUNTRACED)  # all of its threads have stopped
         with pytest.raises(control.ControlError, match="did not answer in time") as refused:
             control.change(client.id, weight=5.0, timeout_s=0.2)
         assert refused.value.reason == "withdrawn"

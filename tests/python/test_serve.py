@@ -155,6 +155,7 @@ def test_a_client_that_is_stopped_during_the_request(server: Serving) -> None:
     with program("train.py") as running:
         client = server.client("train.py")
         running.send_signal(signal.SIGSTOP)
+        os.waitpid(running.pid, os.WUNTRACED)  # all of its threads have stopped
         status, answer, _ = server.ask(f"api/v1/clients/{client['id']}", "PATCH", {"weight": 2.0})
         assert status == 504 and "nothing was changed" in answer["detail"]
         # Others are served meanwhile, and afterwards it is as it was.

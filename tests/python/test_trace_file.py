@@ -383,10 +383,12 @@ def test_other_files_are_refused_or_left_alone(parts: Path) -> None:
 
 def test_a_full_disk_leaves_the_parts_and_what_was_there(parts: Path) -> None:
     trace_file(parts, everything(), texts=TEXTS)
+    full = parts.parent / "out.pftrace"
+    full.symlink_to("/dev/full")
     with pytest.raises(
         Error, match=r"cannot be written .*; the recorded launches stay in .*parts, and `cudasched trace"
     ):
-        convert(parts, Output("/dev/full"), "perfetto", None)
+        convert(parts, Output(full), "perfetto", None)
     assert processes(parts)
 
 
