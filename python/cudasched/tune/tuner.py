@@ -252,13 +252,11 @@ class _Run:
         """Until there are enough evaluations, no time, or no configuration that was not tried."""
         self._refuse_known()
         self.take_known()
-        # Of those that a latency client disturbed, each is tried again once.
-        again: set[int] = set()
         while len(self.measured) < self.settings.evaluations and time.monotonic() < end:
             places = self.strategy.ask(min(self.settings.batch, self.settings.evaluations - len(self.measured)))
             if not places:
                 break
-            self._measure(places, again)
+            self._measure(places)
             self.take_known()
 
     def _refuse_known(self) -> None:
@@ -281,13 +279,19 @@ class _Run:
         give_up = math.inf if best_us is None else best_us * 4
         return [Request(index, self.settings.few, give_up_us=give_up) for index in places]
 
-    def _measure(self, places: Sequence[int], again: set[int]) -> None:
+    def _twice(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+        """Measures; again, once and after the others, those that a latency client disturbed: workers serve one loop."""
+        disturbed = []
+        for request, made in self.evaluator.measure(requests):
+            if made.status == "disturbed":
+                disturbed.append(request)
+            else:
+                yield request, made
+        yield from self.evaluator.measure(disturbed)
+
+    def _measure(self, places: Sequence[int]) -> None:
         promising = []
-        for request, made in self.evaluator.measure(self._requests(places)):
-            if made.status == "disturbed" and request.index not in again:
-                again.add(request.index)
-                for _, retried in self.evaluator.measure([request]):
-                    made = retried
+        for request, made in self._twice(self._requests(places)):
             self.keep(request.index, made, own=True)
             score, best = self.score(made), self.best
             if score is not None and best is not None and score <= self.scores[best] * (1 + self.settings.promising):
