@@ -217,6 +217,22 @@ def test_the_predictor_is_asked_what_to_expect() -> None:
     assert prior is not None and (prior > 0).all() and len(set(prior.round(6))) > 10
 
 
+@pytest.mark.parametrize("status", ["hang", "fault", "crashed"])
+def test_one_that_fails_when_it_is_timed_again_does_not_win(status: Any) -> None:
+    best = SMALL.best()[0]
+
+    class Late(Watched):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            for request, made in super().measure(requests):
+                late = request.index == best and not request.check
+                yield request, Measurement(status, message="late") if late else made
+
+    late = Late(SMALL)
+    tuned = run(late, Settings(strategy="exhaustive", evaluations=10_000, few=7, many=7, warm=False))
+    assert tuned.index != best and tuned.failures()[status] == 1 and tuned.measurements[best].message == "late"
+    assert sum(one.index == best for one in late.requests) == 2
+
+
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     class Interrupted(Watched):
         def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:

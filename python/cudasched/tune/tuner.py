@@ -301,11 +301,13 @@ class _Run:
 
     def more(self, places: Sequence[int], samples: int) -> None:
         """More samples of configurations that were measured."""
-        wanted = [Request(index, samples, check=False) for index in places]
+        wanted = [Request(index, samples, check=False) for index in places if index in self.scores]
         for request, made in self.evaluator.measure(wanted):
+            known = self.measured[request.index]
             if made.status == "ok":
-                known = self.measured[request.index]
                 self.keep(request.index, known.with_samples(made.samples_us, made.run_s), own=True)
+            elif made.status != "disturbed":
+                self.keep(request.index, replace(known, status=made.status, message=made.message), own=True)
 
     def finish(self) -> None:
         """The best ones again, in turns."""
