@@ -107,6 +107,18 @@ def test_without_a_reference_the_first_result_is_it(axpy: Path) -> None:
     assert measured(axpy, text)[64, 1].status == "ok"
 
 
+def test_elements_that_are_never_written_are_no_reference(axpy: Path) -> None:
+    text = SPACE.replace('"axpy"', '"none"', 1).replace('"inout"', '"output"')
+    made = measured(axpy, text.replace('reference = "reference.py:axpy"\n', ""))[64, 1]
+    assert made.status == "wrong" and "all elements of y are NaN" in made.message
+    (axpy / "reference.py").write_text('def axpy(inputs, shape):\n    return {"y": inputs["x"] * float("nan")}\n')
+    with pytest.raises(Error, match="all elements of y are NaN"):
+        measured(axpy, text)
+    halves = SPACE.replace('"inout"\nsize = "n"', '"inout"\ntype = "float16"\nsize = "2 * n"')  # some are NaN as such
+    made = measured(axpy, halves.replace('reference = "reference.py:axpy"\n', ""))[64, 1]
+    assert made.status == "wrong" and "of 1,024 elements of y are NaN: it is no reference" in made.message
+
+
 def test_a_tolerance_that_any_output_would_keep_is_refused(axpy: Path) -> None:
     """Guards `absolute`: beside values that are all smaller, a wrong kernel wins."""
     text = SPACE.replace('reference.py:axpy"\n', 'reference.py:axpy"\nabsolute = 1e30\n')

@@ -244,10 +244,12 @@ class Bench:
         return right
 
     def _unchecked(self, right: Mapping[str, Any]) -> str:
-        """Which output the tolerances would let pass if it were zeros; empty: none."""
+        """Which output is NaN, or within the tolerances of zeros; empty: none."""
         np = need("numpy", "the tuner")
         for name, array in right.items():
-            largest = float(np.abs(array).max(initial=0.0))
+            if array.size and np.isnan(array).all():
+                return f"check: all elements of {name} are NaN: nothing would be checked"
+            largest = float(np.nanmax(np.abs(array), initial=0.0))
             if 0 < largest <= self._space.absolute + self._space.relative * largest:
                 return (
                     f"check: absolute = {self._space.absolute:g}, and no element of {name} is beyond {largest:.3g}: "
@@ -306,6 +308,9 @@ class Bench:
             right = {name: widened(self._download(name, kind), kind) for name, kind in self._outputs()}
             if unchecked := self._unchecked(right):
                 return unchecked
+            for name, array in right.items():
+                if count := int(need("numpy", "the tuner").isnan(array).sum()):
+                    return f"{count:,} of {array.size:,} elements of {name} are NaN: it is no reference for the others"
             self._right = right
             self._keep_right(right)
             return ""
