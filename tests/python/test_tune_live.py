@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import axpy_space
 import pytest
@@ -105,6 +106,21 @@ def test_what_writes_behind_its_array_is_found(axpy: Path) -> None:
 def test_without_a_reference_the_first_result_is_it(axpy: Path) -> None:
     text = SPACE.replace('[check]\nreference = "reference.py:axpy"\n', "")
     assert measured(axpy, text)[64, 1].status == "ok"
+
+
+def test_measurements_that_are_taken_in_another_way_are_kept_apart(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "choose", lambda wanted="auto": "nvrtc" if wanted == "auto" else wanted)
+    space = read(axpy / "axpy.toml")
+    assert space.source is not None
+
+    def printed(**options: Any) -> str:
+        with Live(space, axpy / "axpy.cubin", processes=1, **options) as live:
+            return live.fingerprint
+
+    usual = space.fingerprint(space.source)
+    assert printed() == printed(compiler="nvrtc") == usual
+    others = [printed(**one) for one in ({"launches": 10}, {"options": ["-G"]}, {"compiler": "nvcc"})]
+    assert len({usual, *others}) == 4
 
 
 def test_elements_that_are_never_written_are_no_reference(axpy: Path) -> None:

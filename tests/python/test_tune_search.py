@@ -254,6 +254,16 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         assert ends == [(30, True), (12, False)]
 
 
+@pytest.mark.parametrize("status", ["compile_error", "crashed", "launch_error"])
+def test_a_failure_that_may_be_the_machines_is_tried_again(tmp_path: Path, status: Any) -> None:
+    settings = Settings(strategy="exhaustive", evaluations=5, warm=False)
+    with Database(tmp_path / "tune.sqlite") as database:
+        with pytest.raises(Error, match=f"5 {status}"):
+            run(Failing(SMALL, Measurement(status)), settings, database=database)
+        assert run(Replay(SMALL), settings, database=database).evaluations == 5
+        assert status not in {one.status for one in database.get(Key.of(SMALL.problem, SMALL.fingerprint)).values()}
+
+
 def test_two_tuners_on_one_database_share_what_they_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cudasched.tune.tuner._SHARED_EVERY_S", 0.0)
     path = tmp_path / "tune.sqlite"

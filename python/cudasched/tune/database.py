@@ -88,7 +88,7 @@ class Key:
     Attributes:
         gpu: The GPU's name.
         kernel: The function.
-        fingerprint: Of the kernel's source and its launch (`Space.fingerprint`).
+        fingerprint: Of the kernel's source and its launch (`Space.fingerprint`, `Live.fingerprint`).
         shape: By `Problem.key`.
     """
 

@@ -405,9 +405,14 @@ class Space:
             chosen[name] = value
         return Problem(self, gpu, chosen)
 
-    def fingerprint(self, source: Path) -> str:
-        """Which measurements belong together: a hash of the source, its includes, the reference and the launch."""
-        digest = hashlib.sha256(self._digest_of.encode())
+    def fingerprint(self, source: Path, unusual: str = "") -> str:
+        """Which measurements belong together: a hash of the source, its includes, the reference and the launch.
+
+        Args:
+            source: The kernel's file.
+            unusual: How it is compiled and timed, where not by the defaults.
+        """
+        digest = hashlib.sha256((self._digest_of + unusual).encode())
         reference = [self.reference[0]] if self.reference and self.reference[0].is_file() else []
         for path in [*with_includes(source), *reference]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

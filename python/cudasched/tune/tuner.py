@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Evaluator", "Objective", "Progress", "Settings", "Tuned", "run"]
 
 _SHARED_EVERY_S = 5.0
+_OF_THE_MACHINE = ("disturbed", "compile_error", "crashed", "launch_error")
+"""Failures that may have another reason than the configuration: another run tries it again."""
 
 
 class Evaluator(Protocol):
@@ -245,7 +247,7 @@ class _Run:
         self._shared_at = time.monotonic()
         for key, made in self.database.get(self.key).items():
             index = self._places.get(key)
-            if index is not None and index not in self.measured and made.status != "disturbed":
+            if index is not None and index not in self.measured and made.status not in _OF_THE_MACHINE:
                 self.keep(index, made, own=False)
 
     def search(self, end: float) -> None:

@@ -235,7 +235,8 @@ class Live:
     @property
     def fingerprint(self) -> str:
         """Which measurements belong together."""
-        return self.problem.space.fingerprint(self._source)
+        given, usual = (self._launches, self.compiler, self._options), (1, compilation.choose(), ())
+        return self.problem.space.fingerprint(self._source, "" if given == usual else repr(given))
 
     def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
         """Measures configurations; the compilers work ahead of the GPU. Results come as soon as ready.
