@@ -254,6 +254,24 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         assert ends == [(30, True), (12, False)]
 
 
+def test_an_interrupt_while_the_best_are_timed_again_keeps_the_run(tmp_path: Path) -> None:
+    class Interrupted(Replay):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            for request, made in super().measure(requests):
+                if not request.check:
+                    raise KeyboardInterrupt
+                yield request, made
+
+    def verify(index: int) -> str:
+        raise AssertionError("it was verified")
+
+    settings = Settings(strategy="random", evaluations=12, many=3, warm=False)
+    with Database(tmp_path / "tune.sqlite") as database:
+        tuned = run(Interrupted(SMALL), settings, database=database, verify=verify)
+        assert tuned.interrupted and len(tuned.measurements) == 12
+        assert [(one.evaluations, one.ended) for one in database.runs()] == [(12, None)]
+
+
 @pytest.mark.parametrize("status", ["compile_error", "crashed", "launch_error"])
 def test_a_failure_that_may_be_the_machines_is_tried_again(tmp_path: Path, status: Any) -> None:
     settings = Settings(strategy="exhaustive", evaluations=5, warm=False)

@@ -348,11 +348,10 @@ def run(
     interrupted = False
     try:
         search.search(time.monotonic() + settings.seconds)
+        search.finish()
     except KeyboardInterrupt:
         interrupted = True
-    if not interrupted:
-        search.finish()
-    while verify is not None and (best := search.best) is not None:
+    while verify is not None and not interrupted and (best := search.best) is not None:
         wrong = verify(best)
         if not wrong:
             break
