@@ -20,6 +20,7 @@ from cudasched.advise import advise
 from cudasched.errors import ConfigError, Error
 from cudasched.tune.dashboard import Options, _serve, command_line
 from cudasched.tune.dashboard._data import Entry, Layer, grid, layers, open_file, pareto, recorded
+from cudasched.tune.database import Database, Key
 from cudasched.tune.measurement import Measurement
 from support import PATIENCE_S, ROOT, Run
 from synthetic_spaces import SMALL, recording, small
@@ -71,8 +72,24 @@ def test_the_pareto_front_has_what_nothing_beats_in_both() -> None:
 
 
 def test_a_heat_map_has_the_best_of_each_pair_and_holes() -> None:
-    found = [entry(3, 1, a=1, b=2, c=1), entry(2, 1, a=1, b=2, c=2), entry(9, 1, a=4, b=8, c=1)]
+    found = [entry(3, 1, a=1, b=2, c=1), entry(2, 1, a=1, b=2, c=2), entry(9, 1, a=4, b=8, c=1), entry(1, 1, a=9)]
     assert grid(found, "a", "b") == ([1, 4], [2, 8], [[2, None], [None, 9]])
+
+
+def test_the_page_has_measurements_from_before_a_parameter_was_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    testing = pytest.importorskip("streamlit.testing.v1")
+    with Database(tmp_path / "tune.sqlite") as database:
+        for time_us, configuration in ((3, {"A": 1}), (4, {"A": 2}), (1, {"A": 1, "B": 1}), (2, {"A": 2, "B": 2})):
+            database.put(Key("gpu", "k", "f", "n=1"), configuration, Measurement("ok", samples_us=(time_us,)))
+    settings = {"database": str(tmp_path / "tune.sqlite"), "files": [], "directory": str(tmp_path)}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    monkeypatch.setenv(_serve.SETTINGS, str(tmp_path / "settings.json"))
+    source = Path(_serve.__file__).with_name("_app.py")
+    page = testing.AppTest.from_file(str(source), default_timeout=PATIENCE_S).run()
+    assert not page.exception and not page.error
+    assert "4" in [one.value for one in page.metric]
 
 
 def test_files_are_told_by_their_content(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def _show(found: Sequence[Entry], key: str) -> None:
     second.metric("Configurations", len(found))
     third.metric("Without a time", len(found) - len(timed))
     st.code(" ".join(f"{name}={value}" for name, value in best.configuration.items()), language=None, wrap_lines=True)
-    names = [name for name in best.configuration if len({one.configuration[name] for one in found}) > 1]
+    names = [name for name in best.configuration if len({one.configuration.get(name) for one in found}) > 1]
     left, right = st.columns(2)
     with left:
         st.subheader("Configuration against time")

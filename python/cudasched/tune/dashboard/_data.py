@@ -73,6 +73,7 @@ def grid(found: Sequence[Entry], x: str, y: str) -> tuple[list[Any], list[Any], 
         seen = {one.configuration[name] for one in found}
         return sorted(seen, key=lambda value: (isinstance(value, str), value))
 
+    found = [one for one in found if {x, y} <= one.configuration.keys()]  # one of an earlier space may have less
     xs, ys = values(x), values(y)
     best: dict[tuple[Any, Any], float] = {}
     for one in found:
