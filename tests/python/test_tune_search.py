@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cudasched.errors import ConfigError, Error
-from cudasched.tune import warm
+from cudasched.tune import tune, warm
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.measurement import Measurement, robust
 from cudasched.tune.recording import Recording, Replay
@@ -455,6 +455,13 @@ def test_a_recording_comes_back_from_its_file(tmp_path: Path) -> None:
         Recording.load(tmp_path / "text.npz")
     with pytest.raises(Error, match="cannot be read"):
         Recording.load(tmp_path / "missing.npz")
+
+
+@pytest.mark.parametrize("given", [{"shape": {"n": 1}}, {"launches": 10}, {"profile": True}, {"kernel": "a.cu"}])
+def test_a_replay_refuses_what_it_would_pass_over(tmp_path: Path, given: dict[str, Any]) -> None:
+    SMALL.save(tmp_path / "small.npz")
+    with pytest.raises(ConfigError, match="a replay takes no"):
+        tune(replay=tmp_path / "small.npz", settings=Settings(evaluations=2, warm=False), **given)
 
 
 def test_a_replay_counts_the_time_that_it_took(tmp_path: Path) -> None:

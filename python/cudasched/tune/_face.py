@@ -60,8 +60,10 @@ def tune(
         Error: There is no GPU, no compiler, or no configuration that runs; says why.
     """
     if replay is not None:
-        if kernel is not None or space is not None or sanitize or profile:
-            raise ConfigError("a replay has no kernel and no space, and nothing in it can be sanitized or profiled")
+        if kernel is not None or space is not None or shape or launches != 1 or sanitize or profile:
+            raise ConfigError(
+                "a replay takes no kernel, space, shape or launches, and nothing in it can be sanitized or profiled"
+            )
         recording = Recording.load(Path(replay))
         seed = settings.seed if settings else 0
         if database is None:
