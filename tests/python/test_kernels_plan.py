@@ -312,6 +312,12 @@ def test_a_database_that_cannot_be_read_is_passed_over(private_home: Path, conte
     assert resolved("softmax", "float32", rows=8192, cols=4096).choice.origin == "default"
 
 
+def test_sizes_that_are_not_given_are_the_spaces() -> None:
+    for gpu in (H200, A10):
+        part, whole = (resolved("softmax", "float32", gpu, **shape) for shape in ({}, {"rows": 8192, "cols": 4096}))
+        assert part.choice == whole.choice and part.launch == whole.launch
+
+
 def test_an_image_is_made_once_and_again_where_its_file_is_damaged(tmp_path: Path) -> None:
     images, made = _cache.Images(tmp_path / "cache"), []
 

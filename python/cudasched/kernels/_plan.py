@@ -135,8 +135,8 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
             raise KernelError(f"{kernel.name} takes {size} up to {kernel.most[size]}, not {value}")
     space = variant(kernel.name, kind)
     try:
-        wanted = Wanted(dict(shape), kind, gpu, alignment)
-        problem = space.problem(gpu, wanted.shape)
+        problem = space.problem(gpu, dict(shape))
+        wanted = Wanted({name: int(value) for name, value in problem.shape.items()}, kind, gpu, alignment)
         choice = choose(kernel, problem, wanted, known(kernel.name, kind, gpu))
         launch = problem.launch(choice.configuration)
         scalars, maps = problem.scalars(), problem.tensor_maps(choice.configuration)
