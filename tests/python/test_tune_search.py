@@ -19,7 +19,7 @@ from cudasched.tune import tune, warm
 from cudasched.tune.database import Database, Key, default_path
 from cudasched.tune.measurement import Measurement, robust
 from cudasched.tune.recording import Recording, Replay
-from cudasched.tune.search import STRATEGIES, make
+from cudasched.tune.search import STRATEGIES, Exhaustive, make
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Objective, Progress, Settings, run
 from cudasched.tune.workers import Request
@@ -46,12 +46,29 @@ def test_a_strategy_proposes_each_configuration_once_until_none_is_left(name: st
         pytest.importorskip("optuna")
     features = np.random.default_rng(0).standard_normal((23, 3))
     search = make(name, features, seed=1)
+    search.refuse(22)
     seen: list[int] = []
     while places := search.ask(4):
         seen += places
         for place in places:
             search.tell(place, None if place % 5 == 0 else 1.0 + place)
-    assert sorted(seen) == list(range(23))
+    assert sorted(seen) == list(range(22))
+
+
+@pytest.mark.parametrize("warmed", [True, False])
+def test_what_is_refused_beforehand_does_not_count_as_tried(warmed: bool) -> None:
+    """Guards against a search that learned from thousands of refused places, and asked no prior."""
+    random = np.random.default_rng(0)
+    features, prior = random.standard_normal((200, 3)), random.random(200) + 1 if warmed else None
+    all_of_them = make("bayesian", features, 1, prior)
+    others = make("bayesian", features[150:], 1, None if prior is None else prior[150:])
+    for index in range(150):
+        all_of_them.refuse(index)
+    for turn in range(8):
+        (place,), (other,) = all_of_them.ask(1), others.ask(1)
+        assert place == 150 + other
+        all_of_them.tell(place, 1.0 + turn)
+        others.tell(other, 1.0 + turn)
 
 
 def test_the_default_is_better_than_chance(layernorm: Recording) -> None:
@@ -156,12 +173,14 @@ def test_memory_counts_as_the_objective_says() -> None:
     assert frugal.index != hungry
 
 
-def test_low_occupancy_is_passed_over_before_the_run() -> None:
+def test_low_occupancy_is_passed_over_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: set[int] = set()
+    monkeypatch.setattr(Exhaustive, "tell", lambda _, index, score: told.add(index))
     watched = Watched(SMALL)
     settings = Settings(strategy="exhaustive", evaluations=10_000, warm=False, objective=Objective(min_occupancy=0.6))
     run(watched, settings)
     asked = {int(SMALL.problem.configurations[one.index]["THREADS"]) for one in watched.requests}
-    assert asked == {64, 128, 256, 512}
+    assert asked == {64, 128, 256, 512} and told == {one.index for one in watched.requests}
     with pytest.raises(ConfigError, match="the space is empty"):
         run(Replay(recording(small(n=32))), replace(settings, objective=Objective(min_occupancy=1.0), evaluations=3))
 

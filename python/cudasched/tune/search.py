@@ -41,6 +41,10 @@ class Strategy(Protocol):
         """A configuration's cost; None: no result. A place may be told again, with a better estimate."""
         ...
 
+    def refuse(self, index: int) -> None:
+        """A configuration that is never proposed, and says nothing about others."""
+        ...
+
 
 class _Base:
     """The places asked for, and their known scores."""
@@ -51,6 +55,7 @@ class _Base:
         self.count = len(features)
         self.random = self._np.random.default_rng(seed)
         self.asked = self._np.zeros(self.count, dtype=bool)
+        self.refused = self._np.zeros(self.count, dtype=bool)
         self.scores: dict[int, float | None] = {}
 
     def tell(self, index: int, score: float | None) -> None:
@@ -58,13 +63,17 @@ class _Base:
         self.asked[index] = True
         self.scores[index] = score if score is not None and math.isfinite(score) and score > 0 else None
 
+    def refuse(self, index: int) -> None:
+        """See `Strategy`."""
+        self.refused[index] = True
+
     def _take(self, places: Sequence[int]) -> list[int]:
         taken = [int(place) for place in places]
         self.asked[taken] = True
         return taken
 
     def _left(self) -> Any:
-        return self._np.flatnonzero(~self.asked)
+        return self._np.flatnonzero(~(self.asked | self.refused))
 
 
 class Random(_Base):

@@ -269,7 +269,7 @@ class _Run:
         fits = 0
         for index, one in enumerate(self.problem.configurations):
             if self.problem.occupancy(self.problem.launch(one)) < least:
-                self.strategy.tell(index, None)
+                self.strategy.refuse(index)
             else:
                 fits += 1
         if not fits:
