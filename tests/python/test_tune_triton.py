@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from cudasched import tune
@@ -115,6 +117,54 @@ def test_a_configuration_with_a_wrong_result_is_refused_and_touches_nothing(
     assert made.refused and all(one.configuration["BLOCK"] >= 128 for one in made.refused)
     assert made.refused[0].message == "9 of 24 elements of y differ from the first configuration's"
     assert rows.eq(1).all() and x.eq(1).all() and count.eq(0).all()
+
+
+@dataclass
+class Descriptor:
+    """As Triton's TensorDescriptor."""
+
+    base: Any
+
+
+class Pair(NamedTuple):
+    count: int
+    tensor: Any
+
+
+class Fill:
+    """Fills the tensor in an argument."""
+
+    def __init__(self, given: Any, tensor: Callable[[Any], Any]) -> None:
+        self._type, self._tensor = type(given), tensor
+
+    def __getitem__(self, grid: Any) -> Any:
+        def call(y: Any, **named: Any) -> None:
+            assert type(y) is self._type
+            self._tensor(y).fill_(named["BLOCK"])
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("within", "tensor", "name"),
+    [
+        (lambda y: (1, y), lambda given: given[1], "y[1]"),
+        (lambda y: [1, [y]], lambda given: given[1][0], "y[1][0]"),
+        (lambda y: Pair(1, y), lambda given: given.tensor, "y[1]"),
+        (Descriptor, lambda given: given.base, "y"),
+        (lambda y: (Descriptor(y),), lambda given: given[0].base, "y[0]"),
+    ],
+)
+def test_tensors_within_arguments_are_copied_and_compared_too(
+    library: Any, within: Callable[[Any], Any], tensor: Callable[[Any], Any], name: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    y = torch.zeros(4)
+    made = tune.triton(space={"BLOCK": [32, 256]}, key=[])(Fill(within(y), tensor))
+    with pytest.warns(RuntimeWarning, match="give wrong results"):
+        made.prune_configs_by["early_config_prune"](made.configs, {"y": within(y)}, grid="the grid")
+    assert [one.message for one in made.refused] == [f"4 of 4 elements of {name} differ from the first configuration's"]
+    assert y.eq(0).all()
 
 
 def test_the_tolerance_is_what_is_said(library: Any) -> None:

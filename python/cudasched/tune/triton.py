@@ -16,11 +16,12 @@ own process: a hang or a fault there ends the program.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cudasched.errors import ConfigError, Error
@@ -64,22 +65,44 @@ class _Copies:
         self.named = {name: self._copied(one) for name, one in named.items()}
 
     def _copied(self, one: Any) -> Any:
+        if isinstance(one, (tuple, list)):
+            copies = map(self._copied, one)
+            return type(one)(*copies) if hasattr(one, "_fields") else type(one)(copies)
+        if _has_tensor(one):
+            made = copy.copy(one)
+            made.base = self._copied(one.base)
+            return made
         if not hasattr(one, "untyped_storage"):
             return one
         storage = one.untyped_storage()
         if storage.data_ptr() not in self._storages:
             self._storages[storage.data_ptr()] = storage, storage.clone()
-        copy = self._storages[storage.data_ptr()][1]
-        return one.new_empty(0).set_(copy, one.storage_offset(), one.size(), one.stride())
+        copied = self._storages[storage.data_ptr()][1]
+        return one.new_empty(0).set_(copied, one.storage_offset(), one.size(), one.stride())
 
     def reset(self) -> None:
         """The tensors again have the values of the program's."""
-        for storage, copy in self._storages.values():
-            copy.copy_(storage)
+        for storage, copied in self._storages.values():
+            copied.copy_(storage)
 
     def tensors(self) -> dict[str, Any]:
         """The copies, by name."""
-        return {name: one for name, one in {**self.positional, **self.named}.items() if hasattr(one, "untyped_storage")}
+        return dict(_tensors({**self.positional, **self.named}))
+
+
+def _has_tensor(one: Any) -> bool:
+    """Whether it is a `TensorDescriptor` or its like."""
+    return hasattr(getattr(one, "base", None), "untyped_storage")
+
+
+def _tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, one in arguments.items():
+        if isinstance(one, (tuple, list)):
+            yield from _tensors({f"{name}[{place}]": each for place, each in enumerate(one)})
+        elif _has_tensor(one):
+            yield name, one.base
+        elif hasattr(one, "untyped_storage"):
+            yield name, one
 
 
 class _Check:
