@@ -520,6 +520,30 @@ def test_leaving_on_another_thread_is_refused_and_changes_nothing(engine: Engine
     assert "thread (other)" in raised[0]
 
 
+def test_first_regions_of_two_threads_have_the_same_streams(engine: Engine, torch: Torch) -> None:
+    initialises, inside = threading.Event(), threading.Event()
+
+    def init() -> None:
+        if threading.current_thread() is other:
+            initialises.set()
+            assert inside.wait(60)
+        else:
+            assert initialises.wait(60)
+
+    def enter() -> None:
+        with cudasched.region("latency"):
+            pass
+
+    torch.init = init  # type: ignore[method-assign]
+    other = threading.Thread(target=enter)
+    other.start()
+    with cudasched.region("best_effort"):
+        stream = torch.current()
+        inside.set()
+        other.join()
+    assert torch.current() != stream
+
+
 @pytest.mark.parametrize("missing", ["device", "build", "hook"])
 def test_without_cuda_a_region_says_so_once(
     engine: Engine, torch: Torch, missing: str, monkeypatch: pytest.MonkeyPatch

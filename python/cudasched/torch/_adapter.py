@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, cast
@@ -241,10 +242,13 @@ def on_new_stream(tell: Callable[[int, int, str], None]) -> None:
 
 _streams: Streams | None = None
 _backend: TorchBackend | None = None
+_making = threading.RLock()
 _said = False
 
 
 def _forget() -> None:
+    global _making
+    _making = threading.RLock()  # another thread of the parent may have held it
     if _backend is not None:
         _backend.forget()
 
@@ -274,7 +278,9 @@ def streams() -> Streams | None:
     if not backend.available():
         say_once("PyTorch finds no CUDA device here")
         return None
-    _backend, _streams = backend, Streams(backend)
+    with _making:
+        if _streams is None:  # two threads may have initialised CUDA at once
+            _backend, _streams = backend, Streams(backend)
     return _streams
 
 
