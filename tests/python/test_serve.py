@@ -854,6 +854,20 @@ def test_the_audit_log_is_private_bounded_and_of_whole_lines(tmp_path: Path, mon
     os.close(full._file)
 
 
+def test_two_servers_rotate_one_audit_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cudasched.serve import _secret
+
+    monkeypatch.setattr(_secret, "_AUDIT_BYTES", 2_000)
+    path = tmp_path / "audit.jsonl"
+    one, other = AuditLog(path), AuditLog(path)
+    one.write("asked", client="x" * 2_000)
+    for log in (one, other, one):
+        log.write("asked")
+    assert [len(each.read_text().splitlines()) for each in (path.with_name("audit.jsonl.1"), path)] == [1, 3]
+    one.close()
+    other.close()
+
+
 def test_a_change_that_cannot_be_noted_is_not_made(tmp_path: Path, simulated: Path, quick_device: None) -> None:
     from cudasched import control
     from cudasched.serve._service import Changes, OperationError, Service

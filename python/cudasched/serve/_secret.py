@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -133,6 +134,20 @@ class AuditLog:
             self._append(number, b"\n")
         return number
 
+    def _rotate(self) -> None:
+        """Renames the file, unless another server has, and opens the new one."""
+        full = self._file
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(full, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(full), os.stat(self.path)):
+                os.replace(self.path, self.path.with_name(self.path.name + ".1"))
+            self._file = self._open()
+        except BaseException:
+            fcntl.flock(full, fcntl.LOCK_UN)
+            raise
+        os.close(full)
+
     @staticmethod
     def _append(number: int, line: bytes) -> None:
         """Writes a line whole, or leaves nothing of it."""
@@ -158,9 +173,7 @@ class AuditLog:
         try:
             with self._lock:
                 if os.fstat(self._file).st_size > _AUDIT_BYTES:
-                    os.replace(self.path, self.path.with_name(self.path.name + ".1"))
-                    os.close(self._file)
-                    self._file = self._open()
+                    self._rotate()
                 self._append(self._file, line.encode("ascii"))
         except (OSError, ConfigError) as error:
             raise Error(f"the audit log {self.path} cannot be written: {error}") from None
