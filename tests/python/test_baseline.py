@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -439,6 +442,28 @@ def test_save_and_check_find_five_percent_in_one_kernel(cudasched: Run, program:
     assert more.returncode == 0, more.stderr
     assert len(baseline.load("b.json").runs) == 10
     assert len({one.session for one in baseline.load("b.json").runs}) == 2
+
+
+def test_runs_that_another_command_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cudasched.cli import baseline as command
+
+    file = tmp_path / "b.json"
+    baseline.save(made(), file)
+
+    def recorded(*_: object, **__: object) -> Baseline:
+        lock = os.open(tmp_path, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def add() -> None:
+            baseline.save(baseline.merged(made(), made(seed=2), "", ""), file)
+            os.close(lock)
+
+        threading.Timer(0.2, add).start()
+        return made(seed=3)
+
+    monkeypatch.setattr(command, "_measured", recorded)
+    assert command.save(["true"], output=file, add=True) == 0
+    assert len(baseline.load(file).runs) == 18
 
 
 def test_recordings_in_place_of_a_program(cudasched: Run, tmp_path: Path) -> None:

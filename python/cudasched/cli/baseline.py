@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,6 +81,17 @@ def _check_options(program: list[str] | None, data: list[Path] | None, timing: s
         raise ConfigError(f"--data {doubled[0]} is given twice: each recording is one run")
 
 
+@contextlib.contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Other commands that save into the output's directory wait until the block's end."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # a directory that may not be read, or a file system without locks
+            directory = os.open(Path(os.path.realpath(output)).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, directory)
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+
+
 @app.command(
     "save",
     context_settings={"allow_interspersed_args": False},
@@ -98,9 +112,10 @@ def save(
     target = Output(output, option="-o")
     earlier = baseline.load(output) if add else None
     made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
-    if earlier is not None:
-        made = baseline.merged(earlier, made, str(output), "the new recording")
-    target.write(made.model_dump_json(indent=1) + "\n")
+    with _alone(output):
+        if add:  # another command may have added runs since
+            made = baseline.merged(baseline.load(output), made, str(output), "the new recording")
+        target.write(made.model_dump_json(indent=1) + "\n")
     sessions = len({run.session for run in made.runs})
     recorded = f"{counted(len(made.runs), 'run', 'runs')} of {counted(sessions, 'session', 'sessions')}"
     print(f"cudasched: {output}: {recorded} on {made.gpu}", file=sys.stderr)
