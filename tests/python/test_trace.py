@@ -250,6 +250,7 @@ with cudasched.trace("part.pftrace", flame="flame.html") as first:
 gpu.launch(5, stream=stream)
 with cudasched.trace("again.json") as second:
     gpu.launch(2, stream=stream)
+    os.chdir("/")
 print(first.summary.launches, second.summary.launches, first.summary.dropped)
 """
     )

@@ -54,7 +54,7 @@ class recording:  # noqa: N801  used like a function
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timing: str = "cupti", capacity_mb: int = 64) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._timing = timing
         self._capacity_mb = capacity_mb
         self.rows = 0

@@ -60,7 +60,7 @@ class trace:  # noqa: N801  used like a function
         limit_mb: int = 256,
         flame: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._format = format_of(self._path, format)
         self._limit_bytes = check_limit(limit_mb)
         self._device_times = device_times
@@ -81,10 +81,10 @@ class trace:  # noqa: N801  used like a function
         self._claim = claimed(directory, self._path, "trace", new=True)
         self._claim.__enter__()
         try:
-            core.trace_start(str(directory.absolute()), self._limit_bytes)
+            core.trace_start(str(directory), self._limit_bytes)
             try:
                 if self._device_times:
-                    core.collect_start(str(directory.absolute()), "cupti", None, 64 << 20)
+                    core.collect_start(str(directory), "cupti", None, 64 << 20)
             except BaseException:
                 core.trace_stop()
                 raise
