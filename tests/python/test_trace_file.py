@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,9 +15,10 @@ from cudasched._output import Output
 from cudasched.errors import ConfigError, Error
 from cudasched.observe.trace._file import ProcessTrace, processes
 from cudasched.observe.trace._flame import Flame
+from cudasched.observe.trace._json import JsonSink
 from cudasched.observe.trace._parts import check_limit, convert, format_of
 from cudasched.observe.trace._perfetto import varint
-from cudasched.observe.trace._timeline import Summary
+from cudasched.observe.trace._timeline import Summary, add_process
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from trace_support import (
@@ -178,6 +180,19 @@ def test_a_flame_graph_has_measured_time_where_there_is_any() -> None:
     assert "1 launches have no GPU time" in page
     assert page.count("@DATA@ of &lt;b&gt;") == 2, "in its title and its heading"
     assert not re.search("@(TITLE|NOTE)@", page)
+
+
+def test_a_graph_in_slices_is_one_launch_of_the_flame_graph(parts: Path) -> None:
+    graph, sliced = 1, 1 | 8
+    slices = [record(LAUNCH, 3000 + 100 * part, what=77, detail=sliced, value=2 << 16 | part) for part in range(2)]
+    unknown = [record(LAUNCH, 4000 + 100 * part, what=78, detail=sliced, value=2 << 16 | part) for part in range(2)]
+    trace_file(parts, [record(LAUNCH, 2000, what=77, detail=graph, value=900), *slices, *unknown])
+    flame = Flame()
+    (trace,) = processes(parts)
+    add_process(trace, JsonSink(io.BytesIO()), Summary(), flame, None)
+    ((graphs,),) = (region["children"] for region in flame.tree()["children"])
+    found = [(kernel["name"], kernel["launches"], kernel["ns"]) for kernel in graphs["children"]]
+    assert found == [("graph 1", 2, 1800), ("graph 2", 1, 0)]
 
 
 # ---- what was predicted of a launch

@@ -225,6 +225,7 @@ class _Process:
         self._tracks = _Tracks(sink, process)
         self._regions = _Regions()
         self._last_ns = 0
+        self._graph_ns: dict[int, int] = {}  # as last predicted, by graph
         self._ended_ns: dict[Track, int] = {}
 
     def add(self) -> None:
@@ -272,13 +273,16 @@ class _Process:
         args = self._where(record)
         if full and full != name:
             args.append(("kernel", full))
-        predicted_ns = 0
+        predicted_ns = part = 0
         if detail & _SLICE:
             part, parts = value & 0xFFFF, value >> 16
             name = f"{name}, slice {part + 1} of {parts}"
+            predicted_ns = self._graph_ns.get(what, 0)
         elif value:
             predicted_ns = value
             args.append(("predicted_ns", value))
+            if detail & _GRAPH:
+                self._graph_ns[what] = value
         if not detail & _GRAPH:
             args += self._outlooks.args(what, place >> 2, predicted_ns)
         if detail & _DEFERRED:
@@ -291,7 +295,7 @@ class _Process:
             return
         if self._device_times is not None:
             self._device_times.launched(time_ns, end_ns, full, stream, place >> 2, region, what)
-        elif self._flame is not None and not detail & _SLICE:
+        elif self._flame is not None and part == 0:  # the first slice stands for its graph's launch
             self._flame.launch(self._region_name(region, place), name, full, predicted_ns, self._names.module(full))
 
     def _region_name(self, region: int, place: int) -> str:
