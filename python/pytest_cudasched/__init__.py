@@ -123,7 +123,8 @@ class GpuBaseline:
             options += ["--least", str(least_percent)]
         if self._reports is not None:
             Path(self._reports).mkdir(parents=True, exist_ok=True)
-            options += ["-o", str(Path(self._reports) / self._report)]
+            report = Path(self._reports) / self._report
+            options += ["-o", str(report if baseline is None else report.with_suffix(f".{file.stem}.html"))]
         code, output = self._command("check", str(file), "--json", *options, *words)
         found: dict[str, Any] = json.loads(output)["data"]
         if code == _SLOWER:

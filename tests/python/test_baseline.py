@@ -612,13 +612,13 @@ def test_no_two_tests_of_the_plugin_share_a_file(tmp_path: Path) -> None:
     assert len(own) == len(set(own)) == 10
     assert str(tmp_path / "first" / "gpu-baselines" / "test_it.test_speed.json") in own
     (tmp_path / "asked").unlink()
-    for file in own:
+    for file in (*own, tmp_path / "one.json", tmp_path / "other.json"):
         Path(file).parent.mkdir(exist_ok=True)
         Path(file).touch()
-    run_pytest(tmp_path, "--gpu-baseline-reports=reports", "-k", "not programs")
+    run_pytest(tmp_path, "--gpu-baseline-reports=reports")
     asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
     reports = [line[line.index("-o") + 1] for line in asked]
-    assert len(reports) == len(set(reports)) == 10
+    assert len(reports) == len(set(reports)) == 14
     assert all("--timing" not in line for line in asked)
 
 
