@@ -301,6 +301,11 @@ def test_what_is_left_out_and_what_is_empty() -> None:
     q, k, v = attended(keys=0)
     assert torch.equal(kernels.attention(q, k, v), torch.zeros_like(q))
     assert torch.equal(kernels.matmul(normal(4, 0), normal(0, 8)), torch.zeros(4, 8))
+    x, w, bias = images(grad=True)
+    kernels.conv2d(x, w[:0], bias[:0], padding=1).sum().backward()
+    assert all(not one.grad.any() for one in (x, w, bias))
+    made = kernels.conv2d(x[:, :0], w[:, :0], bias, padding=1)
+    assert torch.equal(made, bias.reshape(-1, 1, 1).expand(2, 16, 6, 7))
 
 
 def test_strided_arrays_and_other_dimensions_are_copied() -> None:
