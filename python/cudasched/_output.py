@@ -172,11 +172,13 @@ class Output:
             shutil.copyfileobj(source, sink)
 
 
-def unwritten(output: Path, error: OSError, directory: Path, command: str) -> Error:
+def unwritten(output: Path, error: OSError, directory: Path, command: str, *, stays: bool = True) -> Error:
     """Says why a command's file is not written, and where its records are; those of a stream are not beside it."""
-    then = f"stay in {directory}, and `cudasched {command} -o {output}` finishes it"
+    then = "are lost"
     if directory.parent != output.parent:
         then = "are lost: name a file with -o, beside which they stay"
+    elif stays:
+        then = f"stay in {directory}, and `cudasched {command} -o {output}` finishes it"
     return Error(f"{output} cannot be written ({error}); the recorded launches {then}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -865,7 +866,7 @@ def test_programs_are_recorded_by_the_collector(
     program = [sys.executable, "-c", "print('said'); raise SystemExit(3)"]
     path = tmp_path / "data.parquet"
     assert cli._record(program, path, timing="events", quiet=quiet) == 3
-    assert collected == [(program, {"output": path, "timing": "events", "label": "", "quiet": False})]
+    assert collected == [(program, {"output": path, "timing": "events", "quiet": False})]
     assert capfd.readouterr() == (("", "said\n") if quiet else ("said\n", ""))
 
 
@@ -935,6 +936,18 @@ def test_an_unmodified_program_is_recorded_and_advised(
     assert (kernel.name, kernel.launches, kernel.grid, kernel.block) == ("work", 20, (1, 1, 1), (32, 1, 1))
     assert finding(kernel, "small_grid").level == "critical"
     assert launcher in report.command
+
+
+def test_launches_that_a_full_disk_does_not_take_are_said_to_be_lost(
+    simulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cudasched.cli.collect.convert", full)
+    launcher = str(Path(__file__).with_name("launcher.py"))
+    with pytest.raises(Error, match=r"No space left on device\); the recorded launches are lost$"):
+        run("--timing", "events", "--", sys.executable, launcher, "1")
 
 
 def test_a_program_without_launches_ends_as_it_ended(cudasched: Run, simulated: Path) -> None:

@@ -61,7 +61,7 @@ def _record(program: Sequence[str], recording: Path, *, timing: str, quiet: bool
     from cudasched.cli.collect import run_collected
 
     with _output_to_stderr() if quiet else contextlib.nullcontext():
-        return run_collected(program, output=recording, timing=timing, label="", quiet=False)
+        return run_collected(program, output=recording, timing=timing, quiet=False)
 
 
 def within(interval: Interval, form: str = ".2f") -> str:

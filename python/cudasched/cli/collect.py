@@ -59,7 +59,7 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors and warnings.")] = False,
 ) -> int:
     """Record every kernel and graph launch of an unmodified program: shape, parameters, occupancy, time."""
-    return run_collected(program or [], output=output, timing=timing, label=label, quiet=quiet)
+    return run_collected(program or [], output=output, timing=timing, label=label, quiet=quiet, stays=True)
 
 
 def _say(message: str) -> None:
@@ -181,7 +181,9 @@ def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
     return 0 if rows > 0 else 1
 
 
-def run_collected(program: Sequence[str], *, output: Path, timing: str, label: str, quiet: bool) -> int:
+def run_collected(
+    program: Sequence[str], *, output: Path, timing: str, quiet: bool, label: str = "", stays: bool = False
+) -> int:
     """Runs a program with its launches recorded, or finishes a killed collection.
 
     Args:
@@ -191,6 +193,7 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
         timing: "cupti", "events" or "both".
         label: Of every launch that has no label of its own.
         quiet: Only errors and warnings are said.
+        stays: The output is no temporary file: of one that cannot be written, the journals stay.
 
     Returns:
         The program's exit code, 128 + n where signal n killed it; 1 where it succeeded and nothing was recorded.
@@ -209,17 +212,19 @@ def run_collected(program: Sequence[str], *, output: Path, timing: str, label: s
     if target.is_stream:
         with Scratch("collect") as scratch:
             directory = journals_of(scratch / "data.parquet")
-            return _collect(program, directory, target, timing=timing, label=label, quiet=quiet)
-    return _collect(program, journals_of(output), target, timing=timing, label=label, quiet=quiet)
+            return _collect(program, directory, target, timing=timing, label=label, quiet=quiet, stays=False)
+    return _collect(program, journals_of(output), target, timing=timing, label=label, quiet=quiet, stays=stays)
 
 
-def _collect(program: Sequence[str], directory: Path, target: Output, *, timing: str, label: str, quiet: bool) -> int:
+def _collect(
+    program: Sequence[str], directory: Path, target: Output, *, timing: str, label: str, quiet: bool, stays: bool
+) -> int:
     output = target.path
     if not program:
         if not directory.is_dir():
             raise ConfigError(f"name a program to run after `--`; there is nothing to finish in {directory}")
         with claimed(directory, output, "collect", new=False):
-            return _finish(directory, target, 0, quiet)
+            return _finish(directory, target, 0, quiet, stays)
     path = find_program(program[0], os.environ.get("PATH", os.defpath))
     if (apart := unreached(path)) and not apart.passes_on:
         raise ProgramError(f"the launches of {program[0]} cannot be recorded: {apart.why}")
@@ -239,14 +244,14 @@ def _collect(program: Sequence[str], directory: Path, target: Output, *, timing:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         progress.end()
-        return _finish(directory, target, code, quiet)
+        return _finish(directory, target, code, quiet, stays)
 
 
-def _finish(directory: Path, target: Output, code: int, quiet: bool) -> int:
+def _finish(directory: Path, target: Output, code: int, quiet: bool, stays: bool) -> int:
     try:
         metadata = convert(directory, target)
     except OSError as error:
-        raise unwritten(target.path, error, directory, "collect") from error
+        raise unwritten(target.path, error, directory, "collect", stays=stays) from error
     shutil.rmtree(directory, ignore_errors=True)
     nothing = _report(target.path, metadata, quiet)
     return code or nothing

@@ -38,7 +38,7 @@ def command(
     with Scratch("train") as directory:
         if data is None:
             data = directory / "data.parquet"
-            code = run_collected(program or [], output=data, timing="cupti", label="", quiet=False)
+            code = run_collected(program or [], output=data, timing="cupti", quiet=False)
             if not read(data).num_rows:
                 raise Error("there is nothing to train on")
             if code != 0:

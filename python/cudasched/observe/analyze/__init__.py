@@ -127,7 +127,7 @@ def analyze(
     profiler = find(ncu)  # before the program runs, which may take long
     with Scratch("analyze") as scratch:
         recording = scratch / "data.parquet"
-        code = run_collected(program, output=recording, timing=timing, label="", quiet=True)
+        code = run_collected(program, output=recording, timing=timing, quiet=True)
         if code != 0:
             raise Error(f"{program[0]} ended with exit code {code}; mend the program first")
         report = advise(recording)

@@ -117,7 +117,7 @@ def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Basel
         for number in range(1, runs + 1):
             path = scratch / f"run-{number}.parquet"
             with _Watch() as watch:
-                code = run_collected(program, output=path, timing=timing, label="", quiet=True)
+                code = run_collected(program, output=path, timing=timing, quiet=True)
             if code != 0:
                 end = f"ended with exit code {code}" if path.exists() else "left no recording"
                 raise Error(f"run {number} of {runs} of {program[0]} {end}; nothing of it is compared or saved")
