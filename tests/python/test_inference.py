@@ -267,6 +267,35 @@ def test_a_batch_that_cannot_be_counted_fails_and_others_run(monkeypatch: pytest
         assert answer(batcher.submit_future(2)) == 4
 
 
+def test_requests_that_no_batch_can_be_chosen_of_fail_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        monkeypatch.undo()
+        raise IndexError("out of range")
+
+    with Batcher(doubled, slo_ms=None) as batcher:
+        runner_waits(batcher)
+        monkeypatch.setattr(batcher._queue, "take", fails)
+        with pytest.raises(RunError, match="no batch can be chosen: IndexError: out of range"):
+            answer(batcher.submit_future(1))
+        assert answer(batcher.submit_future(2)) == 4
+        monkeypatch.setattr(batcher, "_set_alarm", fails)
+        with pytest.raises(RunError, match="interrupted by IndexError"):
+            answer(batcher.submit_future(3))
+        assert answer(batcher.submit_future(4)) == 8
+        assert batcher.statistics().failed == 2 and total(batcher.statistics()) == 4
+
+
+def test_inline_a_model_cannot_close_its_batcher() -> None:
+    def run(inputs: list[Any]) -> list[Any]:
+        batcher.close()
+        return inputs
+
+    with Batcher(run, slo_ms=None, inline=True) as batcher:
+        with pytest.raises(RunError, match="call it on another thread") as error:
+            answer(batcher.submit_future(1))
+        assert isinstance(error.value.__cause__, UseError)
+
+
 def test_callbacks_that_exit_or_close_do_not_end_the_batcher(held: Held) -> None:
     raised: list[BaseException] = []
 

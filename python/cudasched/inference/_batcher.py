@@ -430,12 +430,12 @@ class Batcher:
         Behind a model that hangs, those that wait fail after `hang_ms`. Called twice, or after a fork, it does nothing.
 
         Raises:
-            UseError: The caller is a callback or `run`, on a thread of the batcher, which would wait for itself.
+            UseError: The caller is `run`, or a callback on a thread of the batcher, which would wait for itself.
         """
         if self._pid != os.getpid():
             return
-        if threading.current_thread() in self._threads:
-            raise UseError("close waits for this thread, which is the batcher's: call it on another thread")
+        if threading.current_thread() in self._threads or self._runs_here():
+            raise UseError("close waits for this thread, which the batcher's work is on: call it on another thread")
         self._refuse_more()
         with self._lock:
             self._changed.wait_for(lambda: self._ended or (self._running is not None and self._running.given_up))
@@ -491,17 +491,19 @@ class Batcher:
         except BaseException as error:
             ready.set_exception(error)
         while True:
-            batch, refused = self._next()
-            _fail(refused)
-            if batch is not None:
-                try:
+            batch = None
+            try:
+                batch, refused = self._next()
+                _fail(refused)
+                if batch is not None:
                     self._serve_batch(batch)
-                except BaseException as error:  # the thread goes on
-                    logger.error("a batch was not answered: %r", error)
-                    with suppress(Exception):
-                        self._end(batch, batch.start_ns, [], _interrupted(error))
-            elif not refused:
-                break
+                elif not refused:
+                    break
+            except BaseException as error:  # the thread goes on
+                logger.error("a batch was not answered: %r", error)
+                with suppress(Exception):
+                    if not self._fail_batch(batch, error):
+                        self._fail_waiting(error)
         with self._lock:
             self._ended = True
             self._changed.notify_all()
@@ -553,12 +555,26 @@ class Batcher:
                 raise error.__cause__
             return batch is not None or bool(refused)
         except BaseException as error:  # of a signal's handler, at any place
-            with self._lock:
-                if self._running is not None and self._running.thread == threading.get_ident():
-                    batch = self._running
-            if batch is not None:
-                self._end(batch, batch.start_ns, [], _interrupted(error))
+            self._fail_batch(batch, error)
             raise
+
+    def _runs_here(self) -> bool:
+        return self._running is not None and self._running.thread == threading.get_ident()
+
+    def _fail_batch(self, batch: _Batch | None, error: BaseException) -> bool:
+        """Fails the batch of the calling thread; whether there is one."""
+        with self._lock:
+            if self._runs_here():
+                batch = self._running
+        if batch is not None:
+            self._end(batch, batch.start_ns, [], _interrupted(error))
+        return batch is not None
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        why = f"no batch can be chosen: {type(error).__name__}: {error}"
+        with self._lock:
+            refused = self._counted([(request, RunError(why)) for request in self._queue.clear()])
+        _fail(refused)
 
     def _serve_batch(self, batch: _Batch) -> RunError | None:
         error: RunError | None = None
