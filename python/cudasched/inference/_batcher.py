@@ -559,7 +559,8 @@ class Batcher:
             raise
 
     def _runs_here(self) -> bool:
-        return self._running is not None and self._running.thread == threading.get_ident()
+        running = self._running  # which another thread may end meanwhile
+        return running is not None and running.thread == threading.get_ident()
 
     def _fail_batch(self, batch: _Batch | None, error: BaseException) -> bool:
         """Fails the batch of the calling thread; whether there is one."""
