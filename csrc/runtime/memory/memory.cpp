@@ -536,10 +536,12 @@ bool MemoryRequest::ask(bool for_moves) noexcept {
     Memory::Asking& asking = memory().asking_;
     const SpinGuard guard(asking.lock);
     if (!guard.owns()) return false;
-    if (!again) until_ns_ = now_ns() + memory().give_back_ns();
-    if (for_moves && !again) {
-      until_ns_ += static_cast<std::int64_t>(std::min<std::uint64_t>(lacks >> 30, kMostMoveSeconds)) * kNsPerSecond;
-      until_ns_ = std::min(until_ns_, now_ns() + schedule::kLongestRequestNs);
+    if (!again) {
+      until_ns_ = now_ns() + memory().give_back_ns();
+      if (for_moves) {
+        until_ns_ += static_cast<std::int64_t>(std::min<std::uint64_t>(lacks >> 30, kMostMoveSeconds)) * kNsPerSecond;
+        until_ns_ = std::min(until_ns_, now_ns() + schedule::kLongestRequestNs);
+      }
     }
     number_ = table.layout().memory.made.fetch_add(1) + 1;
     if (!table.ask_for_memory(device_->slot(Class::kLatency), number_, lacks, until_ns_, for_moves)) return false;

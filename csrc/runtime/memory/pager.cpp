@@ -274,9 +274,7 @@ void Pager::publish_turn(Device& device) noexcept {
     since_ns_ = 0;
   }
   const bool works = since_ns_ != 0 || wanted_.load() != 0 || driver::barrier().waited_for() || device.holds_launches();
-  // While memory is away, a thread that wants more may wait at the barrier and cannot give up.
-  const std::uint64_t missing = away() != 0 ? away() : wanted_.load();
-  const std::uint64_t lacks = works && !wanted_away_.load() ? missing : 0;
+  const std::uint64_t lacks = works && !wanted_away_.load() ? missing() : 0;
   if (lacks == 0) since_ns_ = 0;
   if (lacks != 0 && since_ns_ == 0) since_ns_ = now_ns();
   if (device.table().lost()) return;
@@ -363,15 +361,14 @@ bool MemoryTurn::next() noexcept {
     pager.see(*device_, Memory::asked(clients), seen);
     schedule::MemoryClient& own = seen.clients[static_cast<std::size_t>(slot)];
     const std::uint64_t away = pager.away();
-    const std::uint64_t wanted = pager.wanted_.load();
-    const bool told = own.takes_turns && own.lacks >= (away != 0 ? away : wanted);
+    const bool told = own.takes_turns && own.lacks >= pager.missing();
     if (told && away == 0 && schedule::has_memory(seen.view, slot)) {
       pager.takes_.store(true);
       pager.served_.store(true);
       clients.memory(slot).lacks_since_ns.store(schedule::kTakesNs, std::memory_order_release);
       return true;
     }
-    own.lacks = away + wanted;
+    own.lacks = away + pager.wanted_.load();
     const bool moved = seen.view.free > free_ && schedule::may_have_memory(seen.view, slot);
     const bool comes_back = away != 0 && own.turn_until_ns > seen.view.now_ns;
     if (told && (moved || schedule::waits_for_turn(seen.view, slot))) {

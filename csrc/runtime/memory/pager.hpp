@@ -70,6 +70,8 @@ class Pager {
   struct Seen;
 
   bool takes_turns(Device& device) const noexcept;
+  // What calls wait for. While memory is away, a thread that wants more may wait at the barrier and cannot give up.
+  std::uint64_t missing() const noexcept { return away() != 0 ? away() : wanted_.load(); }
   void see(Device& device, bool asked, Seen& seen) noexcept;
   bool follow_turns(Device& device, bool asked) noexcept;
   void begin_turn() noexcept;
