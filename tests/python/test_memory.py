@@ -208,6 +208,11 @@ def a_pageable_program(stage: Stage, mib: int = 700) -> tuple[Program, int]:
     return training, pointer
 
 
+def name_of(program: Program) -> str:
+    """For a controller."""
+    return {each.pid: each.id for each in control.clients()}[program.pid]
+
+
 def away(program: Program) -> int:
     return clients()[program.pid].memory_away_bytes
 
@@ -266,25 +271,23 @@ def test_a_training_ends_while_its_memory_is_away(stage: Stage, how: str) -> Non
 def test_a_program_is_parked_by_control(stage: Stage, cudasched: Run) -> None:
     training, pointer = a_pageable_program(stage, 100)
     plain = a_program(stage, "best_effort")
-    ids = {each.pid: each.id for each in control.clients()}
-    control.change(ids[training.pid], parked=True)
+    control.change(name_of(training), parked=True)
     eventually(lambda: away(training) == 100 * MIB, "all of it is moved")
     shown = " ".join(cudasched("status", env={**os.environ, "COLUMNS": "160"}).stdout.split())
     assert f"({training.pid}): parked, 100 MiB are in the host's memory" in shown
-    control.change(ids[training.pid], parked=False)
+    control.change(name_of(training), parked=False)
     eventually(lambda: away(training) == 0, "all of it is back")
     assert training.number(f"has({pointer}, 7, {100 * MIB})") == 1
     with pytest.raises(control.ControlError, match="no such setting"):
-        control.change(ids[plain.pid], parked=True)
+        control.change(name_of(plain), parked=True)
 
 
 def test_what_a_parked_program_frees_is_free_when_it_is_back(stage: Stage) -> None:
     training, pointer = a_pageable_program(stage, 500)
-    ids = {each.pid: each.id for each in control.clients()}
-    control.change(ids[training.pid], parked=True)
+    control.change(name_of(training), parked=True)
     eventually(lambda: away(training) == 500 * MIB, "all of it is moved")
     training.call(f"free({pointer})")
-    control.change(ids[training.pid], parked=False)
+    control.change(name_of(training), parked=False)
     other = a_program(stage, "normal")
     eventually(lambda: other.number(f"allocate({800 * MIB})") > 0, "it is free")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
-from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, stop
+from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, name_of, stop
 
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
 
@@ -136,10 +136,6 @@ def that_holds(stage: Stage, mib: int, turn_ms: float | None = 300) -> tuple[Pro
     training.call(f"fill({pointer}, 7, {mib * MIB})")
     eventually(lambda: gives(training), "it can be asked")
     return training, pointer
-
-
-def name_of(program: Program) -> str:
-    return {each.pid: each.id for each in control.clients()}[program.pid]
 
 
 def progress(programs: list[Program], steps: int = 3) -> None:
