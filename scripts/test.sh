@@ -261,10 +261,11 @@ prepare_ahead() {
 # Prints the sum of the times that are read.
 seconds() { awk '{ printf "%.0f\n", $1 + $2 }'; }
 
-# Prints which tests of a log failed, as ctest and pytest name them, and what GoogleTest and the sanitizers said of it.
+# Prints which tests of a log failed, as ctest and pytest name them, what GoogleTest and the sanitizers said of it, and
+# what a failed test's programs wrote.
 failures() {
   grep -E '^\s+[0-9]+ - .* \([A-Za-z][A-Za-z ]*\)|^(FAILED|ERROR) ' "$1" || true
-  grep -E -A 4 ': Failure$|ERROR: [A-Za-z]*Sanitizer|WARNING: ThreadSanitizer|==[A-Za-z]*Sanitizer|: runtime error: ' "$1" | head -n 40 || true
+  grep -E -A 4 ': Failure$|ERROR: [A-Za-z]*Sanitizer|WARNING: ThreadSanitizer|==[A-Za-z]*Sanitizer|: runtime error: |^-+ Captured stderr call' "$1" | head -n 40 || true
 }
 
 # stage NAME FUNCTION ARGUMENT...: runs it, its output in a log and from there here, and notes how it ended. A process that

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +33,21 @@ def eventually(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < until, "it never is so"
         time.sleep(0.005)
+
+
+def threads(pid: int) -> list[tuple[str, str]]:
+    """Names and states of a process's threads, as /proc has them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        name, _, rest = (task / "stat").read_text().partition(" (")[2].rpartition(") ")
+        found.append((name, rest[0]))
+    return found
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and returns when all of its threads have stopped: the signal alone stops none of them yet."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: {state for _, state in threads(pid)} == {"T"})
 
 
 def but_for_long_kernels(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from cudasched import ArbiterError, ConfigError, control
-from support import PATIENCE_S, eventually
+from support import PATIENCE_S, eventually, stop
 
 WORKS = """
 import sys, threading, cudasched, launcher
@@ -46,12 +46,6 @@ while not ended.wait(0.01):
     work()
 print(cudasched.state().process_class, cudasched.state().latency_launches > 0)
 """
-
-
-def stop(running: subprocess.Popen[str]) -> None:
-    """Returns when all of its threads have stopped."""
-    running.send_signal(signal.SIGSTOP)
-    os.waitpid(running.pid, os.WUNTRACED)
 
 
 @contextmanager
@@ -114,7 +108,7 @@ def test_a_running_program_is_traced_on_demand(tmp_path: Path) -> None:
         # Again, in the other form; nothing is left in the run directory.
         assert control.trace(client.id, tmp_path / "out.pftrace", 0.05).processes == 1
         assert not (tmp_path / "run" / "traces" / client.id).exists()
-        stop(running)
+        stop(running.pid)
         with pytest.raises(ConfigError, match=r"from 0\.001 to 60"):
             control.trace(client.id, tmp_path / "never", 61)
         with pytest.raises(ConfigError, match="perfetto, json"):
@@ -223,7 +217,7 @@ def test_a_forked_child_is_no_client_and_changes_nothing() -> None:
 def test_a_stopped_program_is_not_changed_later() -> None:
     with program("train.py") as running:
         client = named("train.py")
-        stop(running)
+        stop(running.pid)
         with pytest.raises(control.ControlError, match="did not answer in time") as refused:
             control.change(client.id, weight=5.0, timeout_s=0.2)
         assert refused.value.reason == "withdrawn"

@@ -17,7 +17,7 @@ from pathlib import Path
 import cudasched as package
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
-from support import PATIENCE_S, Run, but_for_long_kernels
+from support import PATIENCE_S, Run, but_for_long_kernels, stop
 
 ONCE = "gpu = Gpu(); gpu.launch(); gpu.synchronize()"
 
@@ -207,7 +207,7 @@ def test_a_stopped_latency_client_counts_again_when_it_is_continued(stage: Stage
     serve.call(ENTER)
     train.send("gpu.launch()")
     wait_at_the_gate(train)
-    os.kill(serve.pid, signal.SIGSTOP)
+    stop(serve.pid)
     train.answer()
     train.call("gpu.launch(20); gpu.synchronize()")
     assert shown(cudasched) == {serve.pid, train.pid}
@@ -227,7 +227,7 @@ def test_a_stopped_best_effort_client_does_not_keep_the_turn(stage: Stage) -> No
     for program in (stops, train):
         program.call("feeder = Feeder(gpu)")
         goes_on(program)
-    os.kill(stops.pid, signal.SIGSTOP)
+    stop(stops.pid)
     goes_on(train)
     os.kill(stops.pid, signal.SIGCONT)
     goes_on(stops)

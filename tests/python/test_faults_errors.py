@@ -15,7 +15,7 @@ from pathlib import Path
 import cudasched as package
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually
-from support import Run
+from support import Run, stop
 
 LOG = "from logged import *; gpu = Gpu(); log = Log(gpu); log.note(0); gpu.synchronize()"
 """The first launch of its kind is never deferred; its like are from then on."""
@@ -174,7 +174,7 @@ def test_a_heartbeat_from_another_time_is_no_sign_of_life(stage: Stage, words: W
     heartbeat = words.heartbeat(serve)
     train = trainer(stage)
     serve.call(ENTER)
-    os.kill(serve.pid, signal.SIGSTOP)
+    stop(serve.pid)
     words.write([heartbeat], beat)
     train.call("log.note(*range(1, 51)); gpu.synchronize()")
     os.kill(serve.pid, signal.SIGCONT)
@@ -207,7 +207,7 @@ def test_a_table_of_foreign_words_stops_nobody(stage: Stage, words: Words, value
     first = server(stage, **PATIENT)
     heartbeat = words.heartbeat(first)
     train = trainer(stage)
-    os.kill(first.pid, signal.SIGSTOP)
+    stop(first.pid)
     words.write(list(range(heartbeat - 1, heartbeat + 24)), value)
     late = trainer(stage)
     for program in (train, late):

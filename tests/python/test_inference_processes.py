@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PATIENCE_S, Run, eventually
+from support import PATIENCE_S, Run, eventually, stop
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -288,7 +288,7 @@ def test_a_model_that_crashes_again_and_again_takes_no_other_with_it(start: Call
 def test_a_model_that_does_not_answer_holds_up_no_other(start: Callable[..., Command]) -> None:
     serving = start()
     stopped = serving.place("double")
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(serving.ask, "double/stats")
         assert serving.place("other") != stopped and serving.ask("double/ready")["ready"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
-from support import ROOT, Run
+from support import ROOT, Run, stop, threads
 
 MIB = 2**20
 OUT_OF_MEMORY = 2
@@ -71,24 +71,9 @@ def a_program(stage: Stage, client_class: str, **environment: str) -> Program:
     return program
 
 
-def threads(program: Program) -> list[tuple[str, str]]:
-    """Names and states, as /proc has them."""
-    found = []
-    for task in Path(f"/proc/{program.pid}/task").iterdir():
-        name, _, rest = (task / "stat").read_text().partition(" (")[2].rpartition(") ")
-        found.append((name, rest[0]))
-    return found
-
-
 def gives(program: Program) -> bool:
     """Whether the thread that empties its cache waits to be asked."""
-    return ("cudasched-mem", "S") in threads(program)
-
-
-def stop(program: Program) -> None:
-    """Returns when all of its threads have stopped."""
-    os.kill(program.pid, signal.SIGSTOP)
-    eventually(lambda: {state for _, state in threads(program)} == {"T"}, "it has stopped")
+    return ("cudasched-mem", "S") in threads(program.pid)
 
 
 def a_giver(stage: Stage, mib: int = 700, **environment: str) -> Program:
@@ -420,7 +405,7 @@ def test_an_error_says_who_holds_what(stage: Stage) -> None:
 def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(stage: Stage) -> None:
     giver = a_giver(stage, CUDASCHED_NAME="train.py")
     server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="300")
-    stop(giver)
+    stop(giver.pid)
     try:
         assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
     finally:
@@ -432,7 +417,7 @@ def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(
 def test_what_a_killed_giver_held_is_there_at_once(stage: Stage) -> None:
     giver = a_giver(stage, CUDASCHED_NAME="train.py")
     server = a_program(stage, "latency", **UNHURRIED)
-    stop(giver)
+    stop(giver.pid)
     server.send(f"allocate({600 * MIB})")
     time.sleep(0.1)
     assert not server.answered()
@@ -446,7 +431,7 @@ def test_a_killed_client_that_asked_holds_nobody_up(stage: Stage) -> None:
     stuck = a_giver(stage, 300)
     giver = a_giver(stage, 300)
     server = a_program(stage, "latency", **UNHURRIED)
-    stop(stuck)
+    stop(stuck.pid)
     try:
         server.send(f"allocate({900 * MIB})")
         eventually(lambda: clients()[giver.pid].memory_given_bytes == 300 * MIB, "it has given")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from program import ENTER, HOLDING, LEAVE, PATIENT, Program, Stage, clients, eventually, wait_at_the_gate
-from support import PATIENCE_S, Run, but_for_long_kernels
+from support import PATIENCE_S, Run, but_for_long_kernels, stop
 
 RING = 4095 - 256
 """Launches that the ring has room for; a sixteenth of it is for what comes between them."""
@@ -465,7 +465,7 @@ def test_a_program_is_stopped_with_work_in_the_ring(stage: Stage) -> None:
     serve, stops, train = server(stage), trainer(stage), trainer(stage)
     serve.call(ENTER)
     stops.call("log.note(*range(1, 101))")
-    os.kill(stops.pid, signal.SIGSTOP)
+    stop(stops.pid)
     serve.call(LEAVE)
     train.call("log.note(*range(1, 101))")
     assert train.call("log.read()") == list(range(101))
