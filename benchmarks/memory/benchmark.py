@@ -74,8 +74,6 @@ COPY_ARMS = {
 #: Requests a second, and bytes of a copy; a rehearsal's device is slower, and smaller.
 RATE_HZ, COPIED = 100.0, 1 << 30
 SMALLER = 64
-#: A training that has begun says by then how much of its memory can move.
-COUNTED_S = 0.2
 #: Of the moves: the bytes of a block of a training, those that an allocation lacks, and those of the GPU that are free.
 BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 #: Allocations before the server comes.
@@ -262,7 +260,7 @@ class Copies:
                     if asker.stdout is None or asker.stdout.readline() != "ready\n":
                         raise HarnessError("the latency client did not start")
                     moved.begin()
-                    time.sleep(COUNTED_S)
+                    moved.wait_until_counted()
                     yield moved, cycle
                 finally:
                     asker.kill()
@@ -303,6 +301,17 @@ class Moved:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+    def wait_until_counted(self) -> None:
+        """Until it says how much of its memory can move: the thread that does so sleeps. Raises HarnessError."""
+        until = time.monotonic() + TIMEOUT_S
+        threads = Path(f"/proc/{self.process.pid}/task")
+        while time.monotonic() < until:
+            with suppress(FileNotFoundError):  # a thread has ended meanwhile
+                if any("(cudasched-mem) S" in (thread / "stat").read_text() for thread in threads.iterdir()):
+                    return
+            time.sleep(0.01)
+        raise HarnessError(f"the training's memory cannot move: {self.said()}")
 
     def said(self) -> str:
         """The end of its log."""
