@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
         ("two_processes.py --seconds 5", "served", "torch"),
         ("decode_beside_training.py", "ms a token", "torch"),
         ("async_server.py", "twice the same", "torch"),
+        ("onnx_server.py --seconds 5", "CUDAExecutionProvider: served", "onnxruntime"),
         ("library_trainers.py transformers", "trained: 10 steps", "transformers"),
         ("library_trainers.py lightning", "trained: 10 steps", "lightning"),
         ("fractions_with_ray.py --seconds 5", "served", "ray"),

@@ -18,7 +18,7 @@ assert spec is not None and spec.loader is not None
 site_pages = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(site_pages)
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")), ROOT / "CONTRIBUTING.md"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
 def test_each_document_is_in_the_navigation() -> None:
     """`make site` finds this, too, but is no part of `make test`."""
     pages = set(re.findall(r"^ +- .*?([\w./]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    documents = {path.name for path in (ROOT / "docs").glob("*.md")} - {"package.md"}
+    documents = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")} - {"package.md"}
     assert documents | set(site_pages.PAGES) == {page for page in pages if not page.startswith("reference/")}
 
 

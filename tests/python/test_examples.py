@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorc
         ("async_server.py", "twice the same", "torch"),
         ("batched_server.py --requests 50", "of 50 requests answered", "torch"),
         ("ray_serve.py --requests 20 --slo-ms 10000", "20 of 20 requests answered", "ray"),
+        ("onnx_server.py --role serve --seconds 0.2", "served", "onnxruntime"),
         ("library_trainers.py transformers", "trained: 10 steps", "transformers"),
         ("library_trainers.py lightning", "trained: 10 steps", "lightning"),
     ],
