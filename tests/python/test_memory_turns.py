@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
-from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, name_of, stop
+from support import stop
+from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, name_of
 
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
 
@@ -286,9 +287,9 @@ def test_a_wait_for_a_program_that_never_stops_ends(stage: Stage) -> None:
 
 def test_a_latency_client_asks_a_program_again_that_was_busy(stage: Stage) -> None:
     training, pointer = that_holds(stage, 750)
-    training.call(f"pointer = {pointer}\n{ASKING}gpu.launch(us=300000)")  # for six seconds
     server = stage.run("latency", **PATIENT, **UNHURRIED)
     server.call(ALLOCATOR)
+    training.call(f"pointer = {pointer}\n{ASKING}gpu.launch(us=300000)")  # for six seconds
     assert server.number(f"allocate({750 * MIB})") > 0
     assert clients()[training.pid].memory_refusals > 0
 
@@ -362,7 +363,7 @@ def test_a_wait_outlasts_a_stop_of_its_own_program(stage: Stage, how: str) -> No
     third.send(f"allocate({500 * MIB})")
     time.sleep(2)
     if how == "by a signal":
-        stop(third)
+        stop(third.pid)
     else:
         control.change(name_of(third), parked=True)
     time.sleep(5)
@@ -383,10 +384,10 @@ def test_a_stopped_server_holds_nobody_up_for_longer_than_its_request(stage: Sta
     server = stage.run("latency", **PATIENT, CUDASCHED_GIVE_BACK_MS="1000")
     server.call(ALLOCATOR)
     stuck, _ = that_holds(stage, 600)
-    stop(stuck)
+    stop(stuck.pid)
     server.send(f"allocate({900 * MIB})")
     eventually(lambda: away(first) > 0, "it has moved")
-    stop(server)  # while the other does not answer
+    stop(server.pid)  # while the other does not answer
     stuck.kill()
     try:
         first.call(f"train({one}, {MIB})")
@@ -423,7 +424,7 @@ def test_a_stopped_program_holds_up_none_but_those_that_need_its_memory(stage: S
     second.call(f"train({other}, {MIB})")
     first.call(f"train({one}, {MIB})")
     eventually(lambda: away(first) > 0, "it waits")
-    stop(first)
+    stop(first.pid)
     try:
         progress([second], 60)
         assert away(second) == 0

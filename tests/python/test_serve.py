@@ -25,7 +25,7 @@ from typing import Any
 
 import parquet_recordings as recordings
 import pytest
-from support import PATIENCE_S, ROOT, Run
+from support import PATIENCE_S, ROOT, Run, stop
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -38,7 +38,7 @@ from cudasched.serve._guard import Callers, Guard, Limits, RateLimiter, hosts_of
 from cudasched.serve._secret import AuditLog, token_from  # noqa: E402
 from cudasched.serve._server import is_loopback  # noqa: E402
 from cudasched.serve._service import Failure, ForecastRequest, OperationError, Service  # noqa: E402
-from test_control import eventually, program, stop  # noqa: E402
+from test_control import eventually, program  # noqa: E402
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> 'quoted' \\ é"
 
@@ -154,7 +154,7 @@ def test_a_body_without_its_type_is_told_so(server: Serving) -> None:
 def test_a_client_that_is_stopped_during_the_request(server: Serving) -> None:
     with program("train.py") as running:
         client = server.client("train.py")
-        stop(running)
+        stop(running.pid)
         status, answer, _ = server.ask(f"api/v1/clients/{client['id']}", "PATCH", {"weight": 2.0})
         assert status == 504 and "nothing was changed" in answer["detail"]
         # Others are served meanwhile, and afterwards it is as it was.

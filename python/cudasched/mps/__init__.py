@@ -12,6 +12,7 @@ and its gains.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -34,6 +35,7 @@ _PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 _PRIORITIES = {"latency": "0", "normal": "0", "best_effort": "1"}  # all that MPS has: normal, and below normal
 _JOIN_S = 60.0
 _LOOK_S = 0.05
+_LEAST_PASSED_ON = 100  # a descriptor: scripts use those from 3 to 9 as they like
 _LONGEST_SOCKET_PATH = 106  # one byte less than a socket has room for: with 107 the daemon ends at once
 _ENTRIES = ("control", "control_privileged", "control_lock")
 
@@ -100,6 +102,10 @@ class Membership:
 
     def pass_on(self) -> None:
         """Programs that this process becomes or starts from here on inherit the claim."""
+        with contextlib.suppress(OSError):  # the process may not have so many
+            claim = fcntl.fcntl(self._claim, fcntl.F_DUPFD_CLOEXEC, _LEAST_PASSED_ON)
+            os.close(self._claim)
+            self._claim = claim
         os.set_inheritable(self._claim, True)
 
     def leave(self) -> None:
