@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -697,13 +697,18 @@ def test_answers_are_not_delayed_by_nagle() -> None:
     assert asyncio.run(option()) == 1
 
 
-def test_a_shared_port_is_one_programs_and_is_free_when_that_ends() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_port_is_one_programs_and_is_free_when_that_ends(shared: bool) -> None:
     """Connections that the server closed stay for a minute, and keep nobody from the port."""
-    with _server.reserved("127.0.0.1", 0) as reserved:
-        port = reserved.getsockname()[1]
-        with pytest.raises(ConfigError, match="in use by another program"):
-            _server.reserved("127.0.0.1", port)
-        with _server.Server(None, 32 * "t", port=port, shared=True)._socket as listening:
+    with _server.reserved("127.0.0.1", 0) if shared else nullcontext() as reserved:
+        port = reserved.getsockname()[1] if reserved else 0
+        if reserved:
+            with pytest.raises(ConfigError, match="in use by another program"):
+                _server.reserved("127.0.0.1", port)
+        with _server.Server(None, 32 * "t", port=port, shared=shared)._socket as listening:
+            port = listening.getsockname()[1]
+            with pytest.raises(ConfigError, match="in use by another program"):
+                _server.Server(None, 32 * "t", port=port)
             with pytest.raises(ConfigError, match="in use by another program"):
                 _server.reserved("127.0.0.1", port)
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:

@@ -278,6 +278,8 @@ class Server:
     ) -> None:
         self._socket = _bound(host, port, socket.SO_REUSEADDR, *[socket.SO_REUSEPORT] * shared)
         self._socket.listen(_BACKLOG)
+        # For the connections: what stays of them keeps no server from sharing the port later.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.port = int(self._socket.getsockname()[1])
         self.scheme = "https" if certificate else "http"
         tls: dict[str, Any] = {}
