@@ -66,6 +66,8 @@ class Output:
             if parents:
                 self._target.parent.mkdir(parents=True, exist_ok=True)
             self._look()
+        except ConfigError:  # a ValueError, too
+            raise
         except (OSError, ValueError) as error:
             raise self._refused(f"it cannot be written: {getattr(error, 'strerror', None) or error}") from None
         if formats and not self.is_stream and self.path.suffix.lower() not in formats:
