@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,23 @@ def test_a_model_can_carry_rows_that_prove_it(tmp_path: Path) -> None:
     saved[-2] ^= 1  # the last bit of the last margin
     with pytest.raises(ModelError, match="stored row 19"):
         predictor.Model(bytes(saved))
+
+
+@pytest.mark.parametrize("way", ["save", "to_onnx"])
+def test_a_model_that_cannot_be_written_leaves_the_one_that_was_there(way: str, tmp_path: Path) -> None:
+    if way == "to_onnx":
+        pytest.importorskip("onnx")
+    model, path = predictor.load(architecture="sm_90"), tmp_path / "there" / "model"
+    path.parent.mkdir()
+    path.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as a full disk
+    try:
+        with pytest.raises(Error, match="it cannot be written: File too large"):
+            getattr(model, way)(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [one.read_text() for one in path.parent.iterdir()] == ["before"]
 
 
 @pytest.mark.parametrize("kind", ["dart", "categorical", "logistic", "targets"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +104,37 @@ def test_a_program_or_a_recording(cudasched: Run, arguments: tuple[str, ...]) ->
     done = cudasched("train", *arguments)
     assert done.returncode == 2
     assert "name either a program to record" in done.stderr
+
+
+def test_a_pipe_is_written_to_and_never_replaced(data: Path, tmp_path: Path) -> None:
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    predictor.train(data, pipe)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    reader.join()
+    assert predictor.Model(got[0]).architecture == "sm_90"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(
+    cudasched: Run, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_CUPTI", "none: no launch is timed")
+    program = (sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    done = cudasched("train", "-o", str(tmp_path), "--", *program)
+    assert (done.returncode, done.stderr) == (2, f"cudasched: error: -o {tmp_path}: it is a directory; name a file\n")
+    monkeypatch.setenv("CUDASCHED_CACHE_DIR", "off")
+    done = cudasched("train", "--", *program)
+    assert "name a file for the model" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_without_launches_is_one_error(
+    cudasched: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_CUPTI", "none: no launch is timed")
+    done = cudasched("train", "-o", "model.ubj", "--", "true")
+    assert done.returncode == 1
+    assert done.stderr.startswith("cudasched: error: no launch was recorded")
+    assert done.stderr.count("\n") == 1

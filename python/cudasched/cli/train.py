@@ -10,7 +10,7 @@ import typer
 
 from cudasched._scratch import Scratch
 from cudasched.cli.collect import run_collected
-from cudasched.errors import ConfigError, Error
+from cudasched.errors import ConfigError
 
 __all__ = ["command"]
 
@@ -30,17 +30,18 @@ def command(
     threads: Annotated[int, typer.Option(help="Of XGBoost.", min=1)] = 2,
 ) -> int:
     """Train the predictor on a program's launches, for this GPU, and put the model into use."""
-    from cudasched.collect import read
     from cudasched.predictor import train
+    from cudasched.predictor._train import place_of
 
     if (data is None) == (not program):
         raise ConfigError("name either a program to record, after `--`, or a recording with --data")
+    place_of(output)  # before the program runs, which may take long
     with Scratch("train") as directory:
         if data is None:
             data = directory / "data.parquet"
             code = run_collected(program or [], output=data, timing="cupti", quiet=False)
-            if not read(data).num_rows:
-                raise Error("there is nothing to train on")
+            if not data.exists():  # nothing was recorded, as the line above says
+                return code
             if code != 0:
                 print(f"cudasched: the program ended with {code}; its launches are trained on", file=sys.stderr)
         trained = train(data, output, threads=threads)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cudasched import hook
+from cudasched._output import Output
 from cudasched.errors import ModelError
 from cudasched.predictor._contributions import Contributions
 from cudasched.predictor._numpy import numpy
@@ -131,8 +132,7 @@ class Model:
             path: Where it is written too; None: nowhere.
 
         Raises:
-            Error: onnx is not installed: ``pip install 'cudasched[onnx]'``.
-            OSError: The file cannot be written.
+            Error: onnx is not installed (``pip install 'cudasched[onnx]'``), or the file cannot be written.
         """
         from cudasched.predictor import _onnx
 
@@ -140,7 +140,7 @@ class Model:
             self._saved if isinstance(self._trees, _onnx.Session) else _onnx.to_onnx(self._trees, self.feature_names)
         )
         if path is not None:
-            Path(path).write_bytes(content)
+            Output(path).write(content)
         return content
 
     @property
@@ -227,13 +227,14 @@ class Model:
             values[~known] = numpy().nan
         return Contributions(self.feature_names, values, bias)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file that was read, or the booster's, with the rows that it carries.
+    def save(self, path: str | os.PathLike[str] | Output) -> None:
+        """Writes the file that was read, or the booster's, with the rows that it carries; whole, or not at all.
 
         Raises:
-            OSError: The file cannot be written.
+            Error: The file cannot be written.
         """
-        Path(path).write_bytes(self._saved)
+        output = path if isinstance(path, Output) else Output(path)
+        output.write(self._saved)
 
     def __repr__(self) -> str:
         return f"<Model of {self.trees} trees, {self._trees.features} features, {self.isa}, from {self._source}>"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cudasched._output import Output
 from cudasched.config import models_directory, resolve
 from cudasched.errors import Error, ModelError
 from cudasched.predictor._model import Model
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from cudasched.predictor._model import Launches
 
-__all__ = ["Trained", "train"]
+__all__ = ["Trained", "place_of", "train"]
 
 #: Trees, depth and thresholds a feature: the limits of a launch's time.
 TREES, DEPTH, MAX_BIN = 128, 7, 255
@@ -65,6 +66,26 @@ class Trained:
     gpu: str
 
 
+def place_of(out: str | os.PathLike[str] | None, architecture: str = "sm_XY") -> Output:
+    """The file for a model of an architecture: `out`, else the one in the scheduler's directory.
+
+    Raises:
+        ConfigError: The model cannot be written there.
+        Error: XGBoost is missing.
+        ModelError: The scheduler has no directory.
+    """
+    try:
+        import xgboost  # noqa: F401
+    except ImportError as error:
+        raise Error(f"{error}: training needs XGBoost: pip install xgboost-cpu") from None
+    if out is not None:
+        return Output(out, option="-o", parents=True)
+    directory = models_directory(resolve().config)
+    if directory is None:
+        raise ModelError("nothing is kept between runs (CUDASCHED_CACHE_DIR=off), so name a file for the model")
+    return Output(directory / f"{architecture}.ubj", parents=True)
+
+
 def train(recording: Launches, out: str | os.PathLike[str] | None = None, *, threads: int = 2) -> Trained:
     """Trains trees on a recording's launches and writes them to the scheduler's directory.
 
@@ -75,22 +96,16 @@ def train(recording: Launches, out: str | os.PathLike[str] | None = None, *, thr
         threads: Of XGBoost.
 
     Raises:
+        ConfigError: The model cannot be written.
         Error: The file is no recording, has too few launches with a time of their own, or a package is missing.
         ModelError: The model cannot be put where it is found.
     """
-    try:
-        import xgboost
-    except ImportError as error:
-        raise Error(f"{error}: training needs XGBoost: pip install xgboost-cpu") from None
     np = numpy()
     table = _table(recording)
     architecture, gpu = capability_of(table) or "", _metadata(table, "cudasched.gpu")
-    path = Path(out) if out is not None else None
-    if path is None:
-        directory = models_directory(resolve().config)
-        if directory is None:
-            raise ModelError("nothing is kept between runs (CUDASCHED_CACHE_DIR=off), so name a file for the model")
-        path = directory / f"{architecture}.ubj"
+    place = place_of(out, architecture)
+    import xgboost
+
     launches, rows, logs = _launches(table)
     if len(rows) < LEAST_LAUNCHES:
         raise Error(
@@ -110,12 +125,9 @@ def train(recording: Launches, out: str | os.PathLike[str] | None = None, *, thr
     booster.set_attr(cudasched_architecture=architecture, cudasched_gpu=gpu)
     replay = rows[np.linspace(0, len(rows) - 1, min(REPLAYED, len(rows))).astype(np.int64)]
     model = Model.from_xgboost(booster, replay=replay)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    model.save(temporary)
-    temporary.replace(path)
+    model.save(place)
     return Trained(
-        path=path,
+        path=place.path,
         launches=launches,
         different=len(rows),
         error=float(np.median(np.abs(said / lasted - 1))),
