@@ -22,7 +22,7 @@ from cudasched.tune.recording import Recording, Replay
 from cudasched.tune.search import STRATEGIES, Exhaustive, make
 from cudasched.tune.space import configuration_key
 from cudasched.tune.tuner import Objective, Progress, Settings, run
-from cudasched.tune.workers import Request
+from cudasched.tune.workers import Limits, Request
 from synthetic_spaces import of_kernel, recording, small
 
 pytest.importorskip("sklearn")
@@ -476,7 +476,13 @@ def test_a_recording_comes_back_from_its_file(tmp_path: Path) -> None:
         Recording.load(tmp_path / "missing.npz")
 
 
-@pytest.mark.parametrize("given", [{"shape": {"n": 1}}, {"launches": 10}, {"profile": True}, {"kernel": "a.cu"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"shape": {"n": 1}}, {"launches": 10}, {"profile": True}, {"kernel": "a.cu"}, {"device": 1}),
+        *({"compiler": "nvcc"}, {"options": ["-O1"]}, {"limits": Limits()}),
+    ],
+)
 def test_a_replay_refuses_what_it_would_pass_over(tmp_path: Path, given: dict[str, Any]) -> None:
     SMALL.save(tmp_path / "small.npz")
     with pytest.raises(ConfigError, match="a replay takes no"):

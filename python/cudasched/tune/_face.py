@@ -60,10 +60,13 @@ def tune(
         Error: There is no GPU, no compiler, or no configuration that runs; says why.
     """
     if replay is not None:
-        if kernel is not None or space is not None or shape or launches != 1 or sanitize or profile:
-            raise ConfigError(
-                "a replay takes no kernel, space, shape or launches, and nothing in it can be sanitized or profiled"
-            )
+        passed_over = {
+            **{"kernel": kernel, "space": space, "shape": shape, "device": device, "compiler": compiler != "auto"},
+            **{"options": options, "launches": launches != 1, "limits": limits},
+            **{"sanitize": sanitize, "profile": profile},
+        }
+        if given := [name for name, value in passed_over.items() if value]:
+            raise ConfigError(f"a replay takes no {', '.join(given)}: nothing is compiled or run")
         recording = Recording.load(Path(replay))
         seed = settings.seed if settings else 0
         if database is None:
