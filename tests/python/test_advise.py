@@ -826,6 +826,9 @@ def test_command_shows_what_changed_since_a_report(
         (["--timing", "clock", "--", "python"], "cupti or events"),
         (["-o", "report.pdf", "--", "python"], r"ends in \.html or \.json"),
         (["-o", "nowhere/report.html", "--", "python"], "there is no directory"),
+        (["--slo-ms", "3", "--rate-hz", "60", "--", "python"], "--rate-hz, --slo-ms: it is for forecasts"),
+        (["--timing", "events", "--data", "x.parquet"], "--timing: the recording's launches are timed"),
+        (["--top", "3", "--beside", "serve.parquet", "train.parquet"], "--top: .* no other option's input"),
     ],
 )
 def test_command_says_what_is_wrong_before_it_runs_anything(

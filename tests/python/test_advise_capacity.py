@@ -202,6 +202,7 @@ def test_the_command(cudasched: Run, mix: Path, monkeypatch: pytest.MonkeyPatch)
     ("arguments", "says"),
     [
         (["--fit", "models.toml", "train.parquet"], "no TRACE"),
+        (["--fit", "models.toml", "--output", "plot.png", "--rate-hz", "60"], "--rate-hz, --output: --fit takes"),
         (["--fit", "none.toml"], "none.toml: cannot be read"),
         (["--slo", "train.parquet"], "a file of programs with --fit"),
         ([], "name a TRACE"),

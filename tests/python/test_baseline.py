@@ -493,6 +493,8 @@ def test_recordings_in_place_of_a_program(cudasched: Run, tmp_path: Path) -> Non
         (["save", "--data", "x.parquet", "--", "true"], 2, "one of the two"),
         (["save", "--data", "x.parquet", "--data", "x.parquet"], 2, "given twice"),
         (["save", "--data", "x.parquet"], 1, "there is no data set at x.parquet"),
+        (["save", "--data", "x.parquet", "--runs", "3"], 2, "--runs: it is for a program's runs"),
+        (["check", "b.json", "--data", "x.parquet", "--timing", "events"], 2, "--timing: it is for a program's runs"),
         (["save", "--timing", "both", "--", "true"], 2, "--timing both: it is cupti or events"),
         (["save", "-o", "/nowhere/b.json", "--", "true"], 2, "there is no directory /nowhere"),
         (["save", "--add", "-o", "b.json", "--", "true"], 1, "there is no baseline at b.json"),

@@ -373,6 +373,12 @@ def test_a_cupti_that_fails_does_not_cost_a_good_recording(
     assert ended.returncode == 1 and Path("data.parquet").read_bytes() == before
 
 
+@pytest.mark.parametrize(("what", "option"), [("collect", "--timing"), ("collect", "--label"), ("trace", "--limit-mb")])
+def test_what_is_finished_takes_no_option_of_recording(cudasched: Run, what: str, option: str) -> None:
+    done = cudasched(what, "-o", "data", option, "64" if what == "trace" else "events")
+    assert done.returncode == 2 and done.stderr.startswith(f"cudasched: error: {option}: the launches of a killed")
+
+
 def test_a_second_collection_into_the_same_file_is_refused_while_one_runs(
     cudasched: Run, command: str, simulated: Path
 ) -> None:

@@ -403,6 +403,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
         (["--lead-us", "small"], "a number of us, or auto"),
         (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
         (["--arrivals", "daily"], "daily"),
+        (["--latency-trace", "serve.parquet", "--request-ms", "4"], "--request-ms: the requests are those of"),
     ],
 )
 def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path, options: list[str], says: str) -> None:

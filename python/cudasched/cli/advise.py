@@ -16,6 +16,7 @@ from cudasched._output import Output
 from cudasched._scratch import Scratch
 from cudasched._table import Column, fitted, terminal_columns
 from cudasched._text import printable
+from cudasched.cli._options import refuse
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ EXAMPLE = (
     "cudasched advise --rate-hz 60 --beside serve.parquet train.parquet"
 )
 _TIMINGS = ("cupti", "events")
+_OF_FORECASTS = ("rate_hz", "arrivals", "slo_ms", "alone_ms", "request_gap_ms")
+_OF_ADVICE = ("output", "data", "timing", "top", "before")
 
 
 @contextlib.contextmanager
@@ -150,6 +153,7 @@ def _foresee(
 
 
 def command(
+    context: typer.Context,
     program: Annotated[
         list[str] | None,
         typer.Argument(
@@ -188,10 +192,10 @@ def command(
     """Advise on a program's kernels, with possible gains; or forecast what a server and a program cost one another."""
     server = beside or rank
     if server is not None:
-        if (beside and rank) or data or output or before:
-            raise ConfigError(
-                "--beside and --rank take recordings of a server and programs, and no other option's input"
-            )
+        why = "--beside and --rank take recordings of a server and programs, and no other option's input"
+        refuse(context, _OF_ADVICE, why)
+        if beside and rank:
+            raise ConfigError(why)
         return _foresee(
             server,
             program or [],
@@ -203,8 +207,11 @@ def command(
             slo_ms=slo_ms,
             alone_ms=alone_ms,
         )
+    refuse(context, _OF_FORECASTS, "it is for forecasts, of --beside or --rank")
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
+    if data:
+        refuse(context, ("timing",), "the recording's launches are timed already")
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))

@@ -53,7 +53,13 @@ _Timing = Annotated[
     ),
 ]
 _Runs = Annotated[
-    int, typer.Option(min=1, max=_MOST_RUNS, help="How often to run the program: each run is one observation.")
+    int | None,
+    typer.Option(
+        min=1,
+        max=_MOST_RUNS,
+        help="How often to run the program: each run is one observation.",
+        show_default=str(_RUNS),
+    ),
 ]
 
 
@@ -71,11 +77,16 @@ def _timing(asked: str | None, earlier: Baseline | None) -> str:
     return asked or (earlier.timing if earlier else "") or _TIMINGS[0]
 
 
-def _check_options(program: list[str] | None, data: list[Path] | None, timing: str | None) -> None:
+def _check_options(program: list[str] | None, data: list[Path] | None, runs: int | None, timing: str | None) -> None:
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or recordings with --data; one of the two")
     if timing is not None and timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
+    for option, value in (("--runs", runs), ("--timing", timing)):
+        if data and value is not None:
+            raise ConfigError(
+                f"{option}: it is for a program's runs, and each recording of --data is one, timed already"
+            )
     doubled = [path for place, path in enumerate(data or []) if path in (data or [])[:place]]
     if doubled:
         raise ConfigError(f"--data {doubled[0]} is given twice: each recording is one run")
@@ -101,17 +112,17 @@ def save(
     program: _Program = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The baseline, a JSON file.")] = Path("baseline.json"),
     add: Annotated[bool, typer.Option("--add", help="Add the runs to those that the file has.")] = False,
-    runs: _Runs = _RUNS,
+    runs: _Runs = None,
     data: _Data = None,
     timing: _Timing = None,
 ) -> int:
     """Run a program several times, and keep how long its kernels, regions and waits took."""
-    _check_options(program, data, timing)
+    _check_options(program, data, runs, timing)
     from cudasched.observe import baseline
 
     target = Output(output, option="-o")
     earlier = baseline.load(output) if add else None
-    made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
+    made = _measured(program, data, runs=runs or _RUNS, timing=_timing(timing, earlier), quiet=False)
     with _alone(output):
         if add:  # another command may have added runs since
             made = baseline.merged(baseline.load(output), made, str(output), "the new recording")
@@ -133,7 +144,7 @@ def check(
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
-    runs: _Runs = _RUNS,
+    runs: _Runs = None,
     data: _Data = None,
     timing: _Timing = None,
     least_change: Annotated[
@@ -151,7 +162,7 @@ def check(
     top: Annotated[int, typer.Option(min=0, help="Show so many rows, 0: all.")] = 20,
 ) -> int:
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
-    _check_options(program, data, timing)
+    _check_options(program, data, runs, timing)
     target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
 
     from rich.console import Console
@@ -161,8 +172,8 @@ def check(
 
     # Before the program runs, which may take long.
     before = baseline.load(file)
-    refuse_too_few(len(before.runs), len(data) if data else runs, false_alarms / 100)
-    now = _measured(program, data, runs=runs, timing=_timing(timing, before), quiet=json)
+    refuse_too_few(len(before.runs), len(data) if data else runs or _RUNS, false_alarms / 100)
+    now = _measured(program, data, runs=runs or _RUNS, timing=_timing(timing, before), quiet=json)
     found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"

@@ -18,6 +18,7 @@ from cudasched import _preload, hook
 from cudasched._output import Output, claimed, unwritten
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
+from cudasched.cli._options import refuse
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, executable, find_program, unreached
 from cudasched.cli.run import configure
@@ -38,6 +39,7 @@ _PROGRESS_S = 2.0
 
 
 def command(
+    context: typer.Context,
     program: Annotated[
         list[str] | None,
         typer.Argument(
@@ -59,6 +61,8 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="Nothing on standard error but errors and warnings.")] = False,
 ) -> int:
     """Record every kernel and graph launch of an unmodified program: shape, parameters, occupancy, time."""
+    if not program:
+        refuse(context, ("timing", "label"), "the launches of a killed collection are recorded already")
     return run_collected(program or [], output=output, timing=timing, label=label, quiet=quiet, stays=True)
 
 

@@ -15,6 +15,7 @@ from cudasched._document import document
 from cudasched._output import Output
 from cudasched._table import Column, fitted, terminal_columns
 from cudasched._text import printable
+from cudasched.cli._options import refuse
 from cudasched.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ def _fit(file: Path, slo: bool, seed: int, json: bool) -> int:
 
 
 def command(
+    context: typer.Context,
     traces: Annotated[
         list[str] | None,
         typer.Argument(
@@ -234,9 +236,13 @@ def command(
     if fit is not None:
         if traces:
             raise ConfigError("--fit takes its programs from the file, and no TRACE")
+        others = {one.name for one in context.command.params} - {"fit", "slo", "seed", "json"}
+        refuse(context, others, "--fit takes programs, rates and targets from the file, and simulates each mode")
         return _fit(fit, slo, seed, json)
     if not traces or slo:
         raise ConfigError("name a TRACE of a best-effort program, or a file of programs with --fit")
+    if latency_trace:
+        refuse(context, ("request_ms", "request_kernels"), "the requests are those of --latency-trace")
     target = None if output is None else Output(output, option="--output", parents=True, formats=FORMATS)
     if sharing not in ("two_processes", "mps", "one_process"):
         raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")

@@ -14,6 +14,7 @@ from cudasched import _preload, hook
 from cudasched._output import Output, claimed
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
+from cudasched.cli._options import refuse
 from cudasched.cli.collect import run_to_end
 from cudasched.cli.coverage import find_cupti
 from cudasched.cli.program import ProgramError, find_program, unreached
@@ -32,6 +33,7 @@ EXAMPLE = (
 
 
 def command(
+    context: typer.Context,
     program: Annotated[
         list[str] | None,
         typer.Argument(
@@ -65,6 +67,8 @@ def command(
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing of a trace that is whole.")] = False,
 ) -> int:
     """Trace an unmodified program: launches, gate waits and why, regions, graph slices, memory, by stream."""
+    if not program:
+        refuse(context, ("device_times", "limit_mb"), "the launches of a killed trace are recorded already")
     return run_traced(
         program or [],
         output=output,
