@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from training.command import InputError, carry_out
 from training.data import family_of, shape_group_of
 
 #: The same launch under the same label: what tells repeats from other launches, besides words.
@@ -145,7 +146,7 @@ def compact(
 
     Raises:
         FileNotFoundError: Nothing was recorded in `source`.
-        ValueError: No launch of the sweeps has a label and a time: nothing would be left of them.
+        InputError: No launch of the sweeps has a label and a time: nothing would be left of them.
     """
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[pa.Table]] = {"sweeps": [], "programs": []}
@@ -178,7 +179,7 @@ def compact(
             continue
         whole = pa.concat_tables(tables, promote_options="default")
         if not len(whole):
-            raise ValueError(
+            raise InputError(
                 f"{name} have no launch with a label and a time: what has no labels is trained on as it is "
                 "(cudasched train --data, or python -m training.train)"
             )
@@ -213,12 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", type=int, default=19, help="of zstd: 19 is small, 9 is quick")
     parser.add_argument("--most-a-family", type=int, help="launches of a family of operations in sweeps.parquet")
     options = parser.parse_args(arguments)
-    try:
-        compact(options.source, options.out, options.repeats, options.most_mib, options.level, options.most_a_family)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"not compacted: {error}", file=sys.stderr)
-        return 1
-    return 0
+    how = options.repeats, options.most_mib, options.level, options.most_a_family
+    return carry_out(lambda: compact(options.source, options.out, *how), "not compacted")
 
 
 if __name__ == "__main__":

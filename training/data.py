@@ -24,6 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from training.command import InputError
+
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -97,7 +99,7 @@ def load(path: str | Path) -> Launches:
 
     Raises:
         cudasched.errors.Error: It is no recording of a version that this reads.
-        ValueError: It has no kernel with a time of its own.
+        InputError: It has no kernel with a time of its own.
     """
     return launches_of(table_of(path))
 
@@ -111,7 +113,7 @@ def table_of(path: str | Path) -> pa.Table:
     kernels = table.filter(pc.and_(alone, pc.equal(table["kind"].cast(pa.string()), "kernel")))
     kernels = kernels.filter(pc.greater(kernels["duration_ns"], 0))
     if not len(kernels):
-        raise ValueError(f"{path} has no kernel with a time of its own: record it with --timing cupti")
+        raise InputError(f"{path} has no kernel with a time of its own: record it with --timing cupti")
     return kernels
 
 

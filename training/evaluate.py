@@ -46,6 +46,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from training.baselines import BASELINES
+from training.command import InputError, carry_out
 from training.data import Codes, Floats, Launches, Mask, demangle, launches_of, name_family_of, split, table_of
 from training.measures import BINS, Errors, bins_of, errors_of, share_interval
 from training.production import COVERAGE, events_of, recorded_events_of, replay, replay_parts
@@ -601,6 +602,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", category=UserWarning, module="xgboost")
+    return carry_out(lambda: judge(options), "not evaluated")
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Evaluates what the options name, and writes what they want."""
     programs: Path | None = options.programs
     rows, figures = evaluate(
         *(options.data, programs, options.model, options.plots, options.threads, options.baselines),
@@ -612,13 +618,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += f" --libraries {options.libraries.name}" if options.libraries else ""
     command += f" --sm-counts {options.sm_counts.name}" if options.sm_counts else ""
     if not options.out and not options.figures:
-        return 0
+        return
     meta = meta_of(options.data, command)  # before anything is written: a written file is an uncommitted change
     if options.out:
         write_results(options.out, rows, replace_command(meta, f"{command} --out {options.out.name}"))
     if options.figures:
         write_figures(options.figures, figures, replace_command(meta, f"{command} --figures {options.figures.name}"))
-    return 0
 
 
 def library_rows(programs: Programs, known: set[int], events: str = "") -> list[dict[str, Any]]:
@@ -653,17 +658,17 @@ def by_sm_count(path: Path) -> dict[int, pa.Table]:
     Launches before the first label, which made the data that is worked on, ran on the whole GPU and are left out.
 
     Raises:
-        ValueError: A label says nothing of a count.
+        InputError: A label says nothing of a count.
     """
     table = table_of(path)
     table = table.filter(pc.not_equal(table["label"].cast(pa.string()), ""))
     labels = table["label"].cast(pa.string()).to_pylist()
     if not labels:
-        raise ValueError(f"{path}: its launches have no labels, which say on how many multiprocessors they ran")
+        raise InputError(f"{path}: its launches have no labels, which say on how many multiprocessors they ran")
     try:
         counts = np.array([int(text.split("|")[1]) for text in labels])
     except (IndexError, ValueError):
-        raise ValueError(f"{path}: its labels do not say on how many multiprocessors it ran") from None
+        raise InputError(f"{path}: its labels do not say on how many multiprocessors it ran") from None
     found = {}
     for count in np.unique(counts).tolist():
         part = table.filter(pa.array(counts == count))

@@ -19,6 +19,7 @@ import numpy as np
 import xgboost
 from numpy.typing import NDArray
 
+from training.command import InputError, carry_out
 from training.data import Launches, load
 from training.train import MAX_DEPTH, TREES, percentage_errors, predict
 
@@ -29,7 +30,7 @@ LEAST_FEATURES = 20
 WORST_MDAPE = 0.5
 
 
-class ExportError(ValueError):
+class ExportError(InputError):
     """This model is not one to ship; says why."""
 
 
@@ -142,9 +143,9 @@ def export(model: Path, data: Path, out: Path) -> None:
     from cudasched.predictor import Model
     from cudasched.predictor._recording import feature_names
 
+    report = json.loads((model / "report.json").read_text())
     booster = xgboost.Booster()
     booster.load_model(model / "model.ubj")
-    report = json.loads((model / "report.json").read_text())
     launches = load(data)
     mdape = check(booster, launches, feature_names())
     shipped = Model.from_xgboost(booster, replay=rows_to_replay(launches))
@@ -165,12 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="what it was trained on")
     parser.add_argument("--out", type=Path, required=True, help="sm_XY.ubj, for compute capability X.Y")
     options = parser.parse_args(arguments)
-    try:
-        export(options.model, options.data, options.out)
-    except ExportError as error:
-        print(f"not exported: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return carry_out(lambda: export(options.model, options.data, options.out), "not exported")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.command import carry_out
+
 #: In this order: what is quickest to fail on a machine that lacks something comes first.
 PROGRAMS = (
     "cupy_arrays",
@@ -263,7 +265,6 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
             continue
         whole = pa.concat_tables(some, promote_options="default")
         known = {key.decode(): value.decode() for key, value in (some[0].schema.metadata or {}).items()}
-        known.pop("cudasched.seal", None)  # of one program's file
         known["cudasched.command"] = json.dumps(["python", "-m", "training.record"])
         size = write(whole.replace_schema_metadata({**about, **known}), out / f"{file}.parquet")
         print(f"{file}.parquet: {len(whole)} rows, {size / 2**20:.1f} MiB")
@@ -318,12 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         child(options)
         return 0
     if options.unpack:
-        try:
-            unpack(options.unpack, options.out)
-        except FileNotFoundError as error:
-            print(f"not unpacked: {error}", file=sys.stderr)
-            return 1
-        return 0
+        return carry_out(lambda: unpack(options.unpack, options.out), "not unpacked")
     options.out.mkdir(parents=True, exist_ok=True)
     names = [name for name in options.programs.split(",") if name]
     recorded = 0

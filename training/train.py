@@ -31,6 +31,7 @@ import xgboost
 from numpy.typing import NDArray
 
 from training import baselines
+from training.command import InputError, carry_out
 from training.data import Codes, Floats, Launches, Mask, folds, launches_of, split, table_of
 
 TREES = 128
@@ -140,7 +141,7 @@ def cross_validate(
     """Errors over all folds, for new shapes and for unseen kernels: medians, and time-weighted ("shapes by time").
 
     Raises:
-        ValueError: The recording has nothing to hold out.
+        InputError: The recording has nothing to hold out.
     """
     found: dict[str, float] = {}
     for kind in TARGETS:
@@ -158,7 +159,7 @@ def cross_validate(
             found[kind] = float(np.median(percentage_errors(said, lasted)))
             found[f"{kind} by time"] = time_weighted(said, lasted)
     if not found:
-        raise ValueError("the recording has one shape or kernel alone: there is nothing to hold out")
+        raise InputError("the recording has one shape or kernel alone: there is nothing to hold out")
     return found
 
 
@@ -176,7 +177,7 @@ def choose(
     With `quick`, one recipe is tried.
 
     Raises:
-        ValueError: The recording has nothing to hold out.
+        InputError: The recording has nothing to hold out.
     """
     tried: list[dict[str, Any]] = []
 
@@ -201,19 +202,21 @@ def choose(
 
 def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 60_000) -> Recipe:
     """Chooses a recipe on at most about `most` launches, trains it on all and writes `out`."""
-    from cudasched.predictor._recording import feature_names
+    from cudasched.predictor._recording import _metadata, capability_of, feature_names
 
     table = table_of(data)
+    # Before the search, which takes long.
+    about = {"cudasched_architecture": capability_of(table), "cudasched_gpu": _metadata(table, "cudasched.gpu")}
+    sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
+    out.mkdir(parents=True, exist_ok=True)
     launches = launches_of(table)
     names = feature_names()
     shown = launches.take(sample_groups(launches, launches.shape_group, most))
     print(f"{len(launches)} launches of {len(launches.functions)} kernels; chosen on {len(shown)} of them", flush=True)
     recipe, tried = choose(shown, names, threads, quick)
     booster = fit(launches, names, recipe, threads)
-    out.mkdir(parents=True, exist_ok=True)
     metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    capability = metadata["cudasched.compute_capability"].replace(".", "")
-    booster.set_attr(cudasched_architecture=f"sm_{capability}", cudasched_gpu=metadata["cudasched.gpu"])
+    booster.set_attr(**about)
     booster.save_model(out / "model.ubj")
     report = {
         "recipe": asdict(recipe),
@@ -225,7 +228,7 @@ def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: in
         "families": list(launches.families),
         "feature_names": list(names),
         "gain": booster.get_score(importance_type="total_gain"),
-        "data": {"name": data.name, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()},
+        "data": {"name": data.name, "sha256": sha256},
         "recorded": {key: value for key, value in metadata.items() if key.startswith("cudasched.")},
         "versions": {"xgboost": xgboost.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
     }
@@ -242,8 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="without a search: one recipe")
     options = parser.parse_args(arguments)
-    train(options.data, options.out, options.threads, options.quick)
-    return 0
+    return carry_out(lambda: train(options.data, options.out, options.threads, options.quick), "not trained")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,35 @@ def test_a_refused_model_leaves_no_file(trained: Path, sweeps: Path, tmp_path: P
     assert not out.exists()
 
 
+@pytest.mark.parametrize("what", ["train", "evaluate", "export"])
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("none.parquet", "there is no data set at"),
+        ("text.parquet", "is no data set of launches, or is damaged"),
+        ("empty.parquet", "has no kernel with a time of its own"),
+        ("one.parquet", ""),
+    ],
+)
+def test_what_nothing_can_be_made_of_is_one_line(
+    what: str, data: str, says: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet as pq
+    import recordings
+
+    (tmp_path / "text.parquet").write_text("nothing")
+    pq.write_table(recordings.table([]), tmp_path / "empty.parquet")
+    pq.write_table(recordings.table(recordings.sweep(1, 1, 1)[:1]), tmp_path / "one.parquet")
+    if not says:  # enough to export by, and nothing to hold out
+        says = "one shape or kernel alone" if what == "train" else "No such file or directory: 'nowhere/report.json'"
+    model = "nowhere" if data == "one.parquet" else str(trained)
+    given = ["--data", str(tmp_path / data), *(["--model", model] if what != "train" else [])]
+    out = ["--out", str(tmp_path / "out")] if what != "evaluate" else []
+    assert {"train": train, "evaluate": evaluate, "export": export}[what].main([*given, *out]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"not {what.removesuffix('e')}ed: ") and said.count("\n") == 1 and says in said
+
+
 @pytest.mark.parametrize("name", baselines.BASELINES)
 def test_baselines_answer_every_launch(name: str, launches: data.Launches) -> None:
     train_mask, test_mask = data.split(launches, "kernels")
