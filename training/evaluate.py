@@ -395,7 +395,8 @@ def figures_of(
     if programs is None:
         return rows
     hits = programs.splits(known)["repeat"]
-    put("repeat", 0.03, programs.judged(hits))
+    if hits.any():
+        put("repeat", 0.03, programs.judged(hits))
     if (short := hits & (programs.columns["duration"] < BINS["under 2 us"][1])).any():
         put("repeat_under_2us", 0.10, programs.judged(short))
     whole = programs.judged(np.ones(len(hits), bool))

@@ -246,6 +246,20 @@ def test_a_recording_without_labels_is_evaluated_on_what_it_can_show(
     assert {row["split"] for row in found["rows"]} == {"new_shape", "unseen_kernel"}
 
 
+def test_programs_of_which_no_launch_comes_again_have_no_figure_of_repeats(trained: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+    import recordings
+
+    rows = [recordings.launch(n % 8, 1000 * (n + 1), f"program:once|{n}||", 0.0, n, 9) for n in range(40)]
+    path = tmp_path / "once.parquet"
+    pq.write_table(recordings.table(rows), path)
+    programs = evaluate.Programs(path, str(trained / "model.ubj"))
+    assert not programs.columns["hit"].any()
+    tested = evaluate.Tested(data.load(path))
+    names = {row["figure"] for row in evaluate.figures_of(tested, programs, set())}
+    assert names == {"program_time_weighted", "program_bias"}
+
+
 def test_results_and_figures_of_one_run_name_one_commit(
     tmp_path: Path, sweeps: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
