@@ -55,6 +55,21 @@ def plain(table: pa.Table) -> pa.Table:
     return pa.table(columns, names=table.column_names, metadata=table.schema.metadata)
 
 
+def apart(table: pa.Table, taken: set[int]) -> pa.Table:
+    """The table, with other numbers for its processes where `taken` has some of theirs: containers count from 1 each.
+
+    Args:
+        table: A recording.
+        taken: Numbers of processes of earlier tables; gets those of this one.
+    """
+    if taken.intersection(pc.unique(table["pid"]).to_pylist()):
+        place = table.schema.get_field_index("pid")
+        moved = pc.add(table["pid"], pa.scalar(max(taken) + 1, pa.uint32()))
+        table = table.set_column(place, table.schema.field(place), moved)
+    taken.update(pc.unique(table["pid"]).to_pylist())
+    return table
+
+
 def sort_out(table: pa.Table, repeats: int) -> pa.Table:
     """Sweeps without set-up, warm-up and needless repeats."""
     label = table["label"]
@@ -151,12 +166,13 @@ def compact(
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[pa.Table]] = {"sweeps": [], "programs": []}
     recorded: dict[str, object] = {}
+    processes: set[int] = set()
     finished = set(source.glob("*.parquet"))
     unfinished = {journals.with_suffix("") for journals in source.glob("*.parquet.journals")}
     # What repeats the others comes last, as it was recorded.
     for path in sorted(finished | unfinished, key=lambda path: (path.stem.startswith("again"), path.name)):
         try:
-            table = plain(read(path))
+            table = apart(plain(read(path)), processes)
         except Exception as error:  # a file cut short before its first row group; the others are still worth having
             print(f"{path.name}: {error}", file=sys.stderr)
             continue

@@ -230,11 +230,12 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
     import pyarrow as pa
     from cudasched.collect._dataset import convert
 
-    from training.compact import plain, read, write
+    from training.compact import apart, plain, read, write
 
     tables: dict[str, list[Any]] = {"libraries": [], SM_COUNTS: []}
     rows: dict[str, int] = {}
     about: dict[str, str] = {}
+    processes: set[int] = set()
     for path in sorted(source.glob("*.tar.xz")):
         with tempfile.TemporaryDirectory() as scratch, tarfile.open(path, "r:xz") as archive:
             done: dict[str, Any] = {}
@@ -247,7 +248,7 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
                     done = json.loads((Path(scratch) / entry.name).read_text())
             name = str(done.get("program", path.name.split(".")[0]))
             convert(Path(scratch), Path(scratch) / "data.parquet")
-            table = plain(read(Path(scratch) / "data.parquet"))
+            table = apart(plain(read(Path(scratch) / "data.parquet")), processes)
         rows[name] = len(table)
         about |= {f"training.{package}": version for package, version in done.get("versions", {}).items()}
         about |= {"training.python": str(done.get("python", "")), "training.date": str(done.get("date", ""))}

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import recordings
 
-from training import compact
+from training import compact, data
 
 
 @pytest.fixture
@@ -91,3 +91,22 @@ def test_a_recording_without_labels_is_refused_and_not_emptied(
 def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"training\.workloads first"):
         compact.compact(tmp_path, tmp_path / "out")
+
+
+def test_processes_of_two_containers_stay_two(tmp_path: Path) -> None:
+    """Each container counts its processes from 1."""
+    pytest.importorskip("xgboost", reason="evaluation needs XGBoost")
+    from training import evaluate
+
+    source = tmp_path / "recorded"
+    source.mkdir()
+    for number, name in enumerate(("sweep-one", "again-one")):
+        pq.write_table(recordings.table(recordings.sweep(7, 30, number)), source / f"{name}.parquet")
+    for name in ("first", "second"):
+        rows = [recordings.launch(0, 1000, f"program:{name}|step||", 0.0, n, 7) for n in range(20)]
+        pq.write_table(recordings.table(rows), source / f"program-{name}.parquet")
+    compact.compact(source, tmp_path)
+    sweeps = data.load(tmp_path / "sweeps.parquet")
+    assert len(set(sweeps.process)) == 2 and sweeps.again.any() and not sweeps.again.all()
+    names = evaluate.program_of(cudasched.collect.read(tmp_path / "programs.parquet"))
+    assert names == ["first"] * 20 + ["second"] * 20
