@@ -10,6 +10,7 @@ the loop: it queries an event.
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -53,6 +54,7 @@ def train(stop: threading.Event) -> None:
 @contextlib.asynccontextmanager
 async def training(_: Any = None) -> AsyncIterator[None]:
     """The training runs as long as the server."""
+    sys.setswitchinterval(1e-4)  # a request waits no longer than that for the trainer's Python
     stop = threading.Event()
     thread = threading.Thread(target=train, args=(stop,), name="trainer")
     thread.start()

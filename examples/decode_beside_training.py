@@ -7,6 +7,7 @@ request of its own: it is on the host before the next begins.
 """
 
 import argparse
+import sys
 import threading
 import time
 
@@ -78,6 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     device, width = ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 32)
     decoder = Decoder(TinyDecoder(width // 4, 8).to(device), device)
+    sys.setswitchinterval(1e-4)  # a token waits no longer than that for the trainer's Python
     stop = threading.Event()
     trainer = threading.Thread(target=train, args=(width, device, stop), name="trainer")
     trainer.start()

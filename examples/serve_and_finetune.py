@@ -7,6 +7,7 @@ takes the newest before it answers. A request waits for that copy to be complete
 """
 
 import argparse
+import sys
 import threading
 import time
 
@@ -84,6 +85,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     served, trained = build(options.width, device), build(options.width, device)
     trained.load_state_dict(served.state_dict())
+    sys.setswitchinterval(1e-4)  # a request waits no longer than that for the trainer's Python
     newest, stop, steps = Newest(), threading.Event(), []
     trainer = threading.Thread(
         target=lambda: steps.append(train(trained, options.width, device, newest, stop)), name="trainer"

@@ -39,6 +39,7 @@ def test_it_runs(command: str, said: str, needs: str) -> None:
         timeout=4 * PATIENCE_S,
     )
     assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+    assert "cudasched: warning: " not in done.stderr
 
 
 def test_the_async_server_with_fastapi() -> None:
