@@ -70,7 +70,8 @@ TEST(ImportModel, DeletedNodesAreLeftOut) {
 
 TEST(ImportModel, SaysWhichFileCannotBeRead) {
   EXPECT_THROW(import_model_file("/nowhere/model.json"), ModelError);
-  EXPECT_THROW(import_model_file("/"), ModelError);
+  const auto directory = [] { import_model_file("/"); };
+  EXPECT_THAT(directory, testing::ThrowsMessage<ModelError>("/: cannot be read; check that it exists and is a file"));
   try {
     import_model_file("/nowhere/model.json");
   } catch (const ModelError& error) {
