@@ -743,6 +743,12 @@ def compare(
 # ---- against measurements ------------------------------------------------------------------------------------------
 
 
+_COMPARED = (
+    *("arm", "policy", "lead_us", "latency_load", "best_effort_load", "arrivals", "rate_hz"),
+    *("latency_ms", "alone_ms", "best_effort_ratio"),
+)
+
+
 def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The rows of a results file of `benchmarks/colocation`.
 
@@ -751,7 +757,7 @@ def measured(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))["rows"]
-        return [dict(row) for row in rows if "latency_load" in row]
+        return [{key: row[key] for key in _COMPARED} for row in rows if "latency_load" in row]
     except OSError as error:
         raise Error(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

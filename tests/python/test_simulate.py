@@ -334,7 +334,7 @@ def test_errors_against_measured_figures_are_told(tmp_path: Path) -> None:
 
 
 def test_other_files_are_no_results(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"rows": 3}', "{}"):
+    for text in ("", "[]", '{"rows": 3}', "{}", '{"rows": [{"latency_load": "mlp"}]}'):
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(Error, match="no results file"):
             simulate.measured(tmp_path / "other.json")
