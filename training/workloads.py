@@ -265,20 +265,27 @@ def is_complete(path: Path) -> bool:
         return False
 
 
-def record_group(options: argparse.Namespace, name: str, families: Sequence[str], seconds: float) -> None:
-    """Records families for `seconds`, starting again behind the case that a process died of."""
+def record_group(options: argparse.Namespace, name: str, families: Sequence[str], seconds: float) -> bool:
+    """Records families for `seconds`, starting again behind the case that a process died of.
+
+    Returns:
+        Whether the last process ended well.
+    """
     ends = time.monotonic() + seconds + 15  # what a process needs to start and to close its file
     skip: dict[str, int] = {}
     for part in range(8):
         part_name = name if part == 0 else f"{name}-part{part + 1}"
         left = min(seconds, ends - time.monotonic())
-        if (part and left < 3) or (options.resume and is_complete(options.out / f"{part_name}.json")):
-            return
+        if options.resume and is_complete(options.out / f"{part_name}.json"):
+            return True
+        if part and left < 3:
+            return False
         arguments = ["--only", ",".join(families), "--skip", json.dumps(skip)]
         if run_child(options, part_name, arguments, left):
-            return
+            return True
         with contextlib.suppress(OSError, ValueError):
             skip = json.loads((options.out / f"{part_name}.json").read_text())["started"]
+    return False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -310,10 +317,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = list(PROGRAMS) if options.programs == ["all"] else options.programs
         if unknown := set(wanted) - set(PROGRAMS):
             parser.error(f"no such program: {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
+        well = True
         for program in wanted:
             if not (options.resume and is_complete(options.out / f"program-{program}.json")):
-                run_child(options, f"program-{program}", ["--programs", program], options.seconds)
-        return 0
+                well &= run_child(options, f"program-{program}", ["--programs", program], options.seconds)
+        return 0 if well else 1
     known = {family for families in GROUPS.values() for family in families}
     if unknown := set(options.only) - known - set(GROUPS):
         parser.error(f"no such family: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
@@ -323,12 +331,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     groups = {group: families for group, families in groups.items() if families}
     total = sum(WEIGHTS.get(family, 1.0) for families in groups.values() for family in families)
+    well = True
     for group, families in groups.items():
         weight = sum(WEIGHTS.get(family, 1.0) for family in families)
-        record_group(options, f"sweep-{group}", families, options.seconds * (1 - AGAIN_SHARE) * weight / total)
+        well &= record_group(options, f"sweep-{group}", families, options.seconds * (1 - AGAIN_SHARE) * weight / total)
     everything = [family for families in groups.values() for family in families]
-    record_group(options, "again", everything, options.seconds * AGAIN_SHARE)
-    return 0
+    well &= record_group(options, "again", everything, options.seconds * AGAIN_SHARE)
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -105,3 +105,11 @@ def test_a_crashed_process_is_started_again_behind_the_case_that_killed_it(
     workloads.main(["--out", str(tmp_path), "--only", "gemm", "--seconds", "60"])
     assert [call[0] for call in asked] == ["sweep-matrix", "sweep-matrix-part2", "sweep-matrix-part3", "again"]
     assert [json.loads(call[-1]) for call in asked] == [{}, {"gemm": 7}, {"gemm": 14}, {}]
+
+
+@pytest.mark.parametrize("what", [("--only", "gemm"), ("--programs", "gpt_decode")])
+def test_processes_that_all_failed_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(workloads, "run_child", lambda *_: False)
+    assert workloads.main(["--out", str(tmp_path), *what, "--seconds", "1"]) == 1
