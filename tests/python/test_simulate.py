@@ -389,6 +389,17 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
     assert "measured on the GPU" in done.stdout
 
 
+def test_a_policy_may_keep_its_state_in_a_dataclass(cudasched: Run, recorded: Path) -> None:
+    """Which looks for the module that it is defined in."""
+    Path("policy.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "@dataclass\nclass Seen:\n    count: int = 0\n    most: ClassVar[int] = 9\nseen = Seen()\n"
+        "def patient(snapshot):\n    seen.count += 1\n    return 'latency' if seen.count > Seen.most else None\n"
+    )
+    done = cudasched("simulate", str(recorded), "--policy", "policy.py:patient", "--seconds", "0.1")
+    assert (done.returncode, done.stderr) == (0, "") and "patient, lead 20 us" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
+import runpy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,15 +45,10 @@ def _policy(text: str) -> str | Policy:
     if not place:
         return text
     with _blamed(text):
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-            if spec is None or spec.loader is None:
-                raise ImportError(f"{place} is no Python file")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-        policy: Policy = getattr(module, name)
+        found = runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
+        if name not in found:
+            raise AttributeError(f"{place} has no {name}")
+        policy: Policy = found[name]
     if not callable(policy):
         raise ConfigError(f"--policy {text}: {name} is no function")
     return _blamed(text)(policy)
