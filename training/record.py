@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.command import carry_out
+from training.command import InputError, carry_out
 
 #: In this order: what is quickest to fail on a machine that lacks something comes first.
 PROGRAMS = (
@@ -221,14 +221,32 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+def extract(path: Path, directory: Path) -> dict[str, Any]:
+    """Puts the files of a packed recording into the directory; returns `record.json`.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            for entry in archive:
+                file = archive.extractfile(entry)
+                if file is not None and "/" not in entry.name:
+                    (directory / entry.name).write_bytes(file.read())
+        done: dict[str, Any] = json.loads((directory / "record.json").read_text())
+    except (EOFError, FileNotFoundError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
+        raise InputError(f"{path} is damaged ({error}): copy it, or record it, again") from None
+    return done
+
+
 def unpack(source: Path, out: Path) -> dict[str, int]:
     """Writes `libraries.parquet` of what was recorded; returns rows a program.
 
     Raises:
         FileNotFoundError: `source` has no recordings.
+        InputError: One is damaged.
     """
     import pyarrow as pa
-    from cudasched.collect._dataset import convert
 
     from training.compact import apart, plain, read, write
 
@@ -237,27 +255,21 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
     about: dict[str, str] = {}
     processes: set[int] = set()
     for path in sorted(source.glob("*.tar.xz")):
-        with tempfile.TemporaryDirectory() as scratch, tarfile.open(path, "r:xz") as archive:
-            done: dict[str, Any] = {}
-            for entry in archive:
-                file = archive.extractfile(entry)
-                if file is None or "/" in entry.name:
-                    continue
-                (Path(scratch) / entry.name).write_bytes(file.read())
-                if entry.name == "record.json":
-                    done = json.loads((Path(scratch) / entry.name).read_text())
+        with tempfile.TemporaryDirectory() as scratch:
+            done = extract(path, Path(scratch))
             name = str(done.get("program", path.name.split(".")[0]))
-            convert(Path(scratch), Path(scratch) / "data.parquet")
-            table = apart(plain(read(Path(scratch) / "data.parquet")), processes)
-        rows[name] = len(table)
+            launched = any(Path(scratch).glob("*.journal"))
+            table = apart(plain(read(Path(scratch))), processes) if launched else None
+        rows[name] = len(table) if table else 0
         about |= {f"training.{package}": version for package, version in done.get("versions", {}).items()}
         about |= {"training.python": str(done.get("python", "")), "training.date": str(done.get("date", ""))}
+        if not table:
+            continue
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         # Two events around nothing, as this program's process measured them.
         about[f"training.empty_pair_ns.{name}"] = metadata.get("cudasched.empty_pair_ns", "0")
-        if len(table):
-            tables[name if name == SM_COUNTS else "libraries"].append(table)
-            about |= {f"training.event_{what}_ns.{name}": str(ns) for what, ns in event_gap(table, name).items()}
+        tables[name if name == SM_COUNTS else "libraries"].append(table)
+        about |= {f"training.event_{what}_ns.{name}": str(ns) for what, ns in event_gap(table, name).items()}
     if not any(tables.values()):
         raise FileNotFoundError(f"{source} has no recorded launches (*.tar.xz): record with python -m training.record")
     out.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,26 @@ def test_a_cut_or_foreign_archive_is_not_whole(tmp_path: Path) -> None:
         record.unpack(tmp_path / "nowhere", tmp_path)
 
 
+def test_a_program_without_launches_is_left_out(machine: dict[str, str], tmp_path: Path) -> None:
+    """Its library is not installed, say."""
+    done = run(machine, tmp_path / "out", "--tiny", "--programs", "simulated_program,not_installed")
+    assert done.returncode == 1 and "not_installed: 0 launches" in done.stdout, done.stdout + done.stderr
+    said = {"simulated_program": 50, "not_installed": 0}
+    assert record.unpack(tmp_path / "out", tmp_path / "data") == said
+    assert len(collect.read(tmp_path / "data/libraries.parquet")) == 50
+
+
+def test_a_cut_archive_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals/record.json").write_bytes(os.urandom(1 << 16))
+    record.pack(tmp_path / "journals", tmp_path / "some.tar.xz")
+    whole = (tmp_path / "some.tar.xz").read_bytes()
+    for cut in (0, 20, len(whole) // 2):
+        (tmp_path / "some.tar.xz").write_bytes(whole[:cut])
+        assert record.main(["--unpack", str(tmp_path), "--out", str(tmp_path / "data")]) == 1
+        assert f"not unpacked: {tmp_path}/some.tar.xz is damaged" in capsys.readouterr().err
+
+
 def test_a_program_that_has_recorded_enough_ends_and_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "endless.py").write_text(
