@@ -136,6 +136,12 @@ ReplayResult replay(const std::vector<ReplayClient>& clients, const ReplaySettin
       }
     };
   }
+  // Ctrl-C.
+  settings.goes_on = [&] {
+    const py::gil_scoped_acquire acquired;
+    if (!raised && PyErr_CheckSignals() != 0) raised = py::error_already_set();
+    return !raised;
+  };
   ReplayResult result;
   {
     const py::gil_scoped_release released;

@@ -155,13 +155,16 @@ ReplayResult Replay::run() {
     await(*client, EventKind::kArrival, 0);
     if (client->trace->expect_ns > 0) await(*client, EventKind::kExpect, 0);
   }
-  for (; !events_.empty() && events_.top().at_ns < settings_.end_ns;) {
+  std::int64_t end_ns = settings_.end_ns;
+  std::uint64_t handled = 0;
+  for (; !events_.empty() && events_.top().at_ns < end_ns;) {
     const Event event = events_.top();
     events_.pop();
     now_ns_ = event.at_ns;
     handle(event);
+    if (++handled % kEventsAtATime == 0 && settings_.goes_on && !settings_.goes_on()) end_ns = now_ns_;
   }
-  now_ns_ = settings_.end_ns;
+  now_ns_ = end_ns;
   progress();
   result_.end_ns = now_ns_;
   for (const auto& client : clients_) {

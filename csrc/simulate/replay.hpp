@@ -81,6 +81,8 @@ std::vector<std::size_t> request_ends(std::span<const RecordedLaunch> recorded, 
 
 enum class Sharing { kOneProcess, kMps, kTimeSlice };
 
+inline constexpr std::uint64_t kEventsAtATime = 1U << 16;
+
 struct ReplaySettings : schedule::GateSettings {
   Sharing sharing = Sharing::kTimeSlice;
   std::string policy = "strict";  // of schedule/policy.hpp; ignored with a policy of one's own
@@ -104,6 +106,8 @@ struct ReplaySettings : schedule::GateSettings {
   std::int64_t end_ns = 10'000'000'000;  // of the virtual time
   std::uint64_t seed = 1;
   bool log = false;  // keep a LaunchRecord of every launch
+
+  std::function<bool()> goes_on;  // asked every kEventsAtATime events; false ends the simulation there
 };
 
 struct LaunchRecord {

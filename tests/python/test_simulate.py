@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,22 @@ def test_what_a_policy_raises_comes_out() -> None:
 
     with pytest.raises(LookupError, match="no such thing"):
         simulate.compare(clients, [simulate.Arm(broken)], seconds=0.2)
+
+
+def test_a_signal_ends_a_simulation() -> None:
+    """Of an hour, with C++ alone at work."""
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(InterruptedError):
+            simulate.run([simulate.best_effort(steps())], simulate.Arm("open"), seconds=3600)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @settings(max_examples=25, deadline=None)

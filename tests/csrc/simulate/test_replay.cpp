@@ -128,6 +128,23 @@ TEST(Replay, AProgramOfItsOwnIsAsFastAsItsGpuOrItsHost) {
   EXPECT_NEAR(static_cast<double>(offloaded.clients[0].launches), 1e9 / 17'400, 10);
 }
 
+TEST(Replay, OneThatIsNotToGoOnEndsThere) {
+  ReplaySettings settings;
+  settings.policy = "open";
+  settings.end_ns = kSecond;
+  ReplayClient client;
+  client.launches = {{0, 2 * kUs, false}};
+  int asked = 0;
+  settings.goes_on = [&asked] { return ++asked < 3; };
+  const ReplayResult cut = run({client}, settings);
+  EXPECT_EQ(asked, 3);
+  EXPECT_LT(cut.end_ns, kSecond);
+  settings.goes_on = [] { return true; };
+  const ReplayResult whole = run({client}, settings);
+  EXPECT_EQ(whole.end_ns, kSecond);
+  EXPECT_GT(whole.launches, cut.launches);
+}
+
 // A request beside kernels of 10 ms waits for its slice to begin, and for nothing else where theirs lasts 1 us.
 TEST(Replay, BestEffortGivesWayWhereItsSliceIsShort) {
   ReplaySettings settings;
