@@ -79,8 +79,8 @@ BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 #: Allocations before the server comes.
 RESCUES = 4
 #: Of turns: each training's part of the memory, the part of it that moves, the blocks of a training, and the time of a
-#: turn where all of the GPU's memory is used, s. A training's steps take so many turns: several moves are complete,
-#: in a rehearsal, too, where a busy machine took steps for long.
+#: turn where all of the GPU's memory is used, s. A training's steps take so many turns at its fastest: several moves
+#: are complete, in a rehearsal, too, where a busy machine took steps for long.
 PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), (2.25, 5.0)
 #: Host memory that may be pinned for the trainings; and what each may move beside its part.
 PINNED_PART, BESIDE = 0.8, 4 << 30
@@ -467,8 +467,8 @@ def turns(session: Session) -> None:
             with programs.training(BLOCKS, block, 0, 0, "unsummed", **settings) as training:
                 training.begin()
                 time.sleep(alone_s)
-                alone.append(statistics.fmean(training.result()["ms"]))
-        steps = [max(1, round(turns * turn_s * 1e3 / ms)) for ms in alone]
+                alone.append(training.result()["ms"])
+        steps = [max(1, round(turns * turn_s * 1e3 / min(times))) for times in alone]
         both = opened.enter_context(ThreadPoolExecutor(2))
         trainings = [
             opened.enter_context(programs.training(BLOCKS, block, count, 0, "unsummed", **settings)) for count in steps
@@ -476,7 +476,7 @@ def turns(session: Session) -> None:
         began_ms = time.monotonic() * 1e3
         for training in trainings:
             training.begin()
-        limit_s = 4 * turns * turn_s + TIMEOUT_S / 4
+        limit_s = 4 * turns * turn_s + TIMEOUT_S
         try:
             ended = [each.result(limit_s) for each in [both.submit(training.result) for training in trainings]]
         except FutureTimeoutError as error:
@@ -486,7 +486,7 @@ def turns(session: Session) -> None:
         "block": block * BLOCKS,
         "turn_s": turn_s,
         "steps": steps,
-        "alone_ms": alone,
+        "alone_ms": [statistics.fmean(times) for times in alone],
         "together_ms": max(each["ended_ms"] for each in ended) - began_ms,
         "moves": [training.moves for training in trainings],
     }
@@ -494,7 +494,7 @@ def turns(session: Session) -> None:
         raise HarnessError("a training's memory never moved")
     session.store.keep("turns/0", made)
     session.say(
-        f"{memory >> 30} GiB, {block * BLOCKS >> 30} GiB each, turns of {turn_s:.1f} s: alone {alone} ms a step, "
+        f"{memory >> 30} GiB, {block * BLOCKS >> 30} GiB each, turns of {turn_s:.1f} s: alone {made['alone_ms']} ms a step, "
         f"{steps} steps together {made['together_ms'] / 1e3:.1f} s, {sum(map(len, made['moves']))} moves"
     )
 
