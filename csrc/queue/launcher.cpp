@@ -250,8 +250,7 @@ bool Launcher::make_next(Overtaking& overtaking) {
   }
   operation.made = true;  // before the call, which may end this thread: no call is made twice
   if (status == CUDA_SUCCESS) {
-    status = operation.is_launch() ? submit(operation, position, /*at_gate=*/true, /*is_first=*/true, /*is_last=*/false)
-                                   : operation.execute();
+    status = submit(operation, position, /*at_gate=*/operation.is_launch(), /*is_first=*/true, /*is_last=*/false);
   }
   if (status != CUDA_SUCCESS) mailbox_.put(operation.thread, status);
   return true;
@@ -287,9 +286,9 @@ void Launcher::run_what_is_left() {
   driver::table().cuThreadExchangeStreamCaptureMode(&mode);
   current_epoch_ = 0;
   if (ring_.front() != nullptr) admission_.end_graph(*ring_.front(), CUDA_ERROR_UNKNOWN);
-  if (ring_.front() != nullptr && begun_.load(std::memory_order_acquire) == ring_.passed() + 1) {
-    mailbox_.put(ring_.front()->thread, CUDA_ERROR_UNKNOWN);
-    ring_.pass();
+  if (const Position begun = begun_.load(std::memory_order_acquire); begun > ring_.passed()) {
+    mailbox_.put(ring_.at(begun).thread, CUDA_ERROR_UNKNOWN);
+    ring_.at(begun).made = true;
   }
   while (const Operation* operation = ring_.front()) consume(*operation, /*gated=*/false);
   driver::table().cuCtxSetCurrent(mine);

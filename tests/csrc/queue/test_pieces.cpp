@@ -213,6 +213,34 @@ TEST_F(PiecesTest, ALauncherThatEndsMidwayCopiesNoPieceTwice) {
   EXPECT_EQ(queue().take_error(9), CUDA_ERROR_UNKNOWN);
 }
 
+// The head goes on, and the operation that overtook it counts as made.
+TEST_F(PiecesTest, ALauncherThatEndsInAnOperationAheadOfItsTurnOwnsUpToIt) {
+  gate_.cut_copies(100);
+  gate_.only(Direction::kToHost);
+  const auto us = static_cast<pid_t>(syscall(SYS_gettid));
+  for (const std::string last : {"fill_8", "kernel", "copy_to_host"}) {
+    SCOPED_TRACE(last);
+    queue_ = std::make_unique<Queue>(gate_, +[]() noexcept { return false; });
+    ASSERT_TRUE(queue().start());
+    std::atomic<bool> gone{false};
+    driver_.on_call = [us, &last, &gone](const DriverCall& call) {
+      if (call.name != last || call.thread == us) return CUDA_SUCCESS;
+      gone = true;
+      pthread_exit(nullptr);
+    };
+    const std::size_t before = driver_.count();
+    ASSERT_TRUE(in(200));
+    ASSERT_TRUE(last == "kernel"   ? launch(kOtherStream)
+                : last == "fill_8" ? queue().push_call(caller_, fill_of({0x3000, 0, 10, 1, 7, 1}, false, kOtherStream))
+                                   : copy(0x7, 0x8, 200, Direction::kToHost, kOtherStream));
+    ASSERT_TRUE(eventually([&] { return gone.load(); }));
+    queue().drain(caller_, queue().pushed(), For::kSynchronise);
+    EXPECT_EQ(driver_.count(), before + 1);
+    EXPECT_EQ(driver_.story().back(), "copy_to_device 1000");
+    EXPECT_EQ(queue().take_error(9), CUDA_ERROR_UNKNOWN);
+  }
+}
+
 // Random histories over four streams that hand their memory to one another by events, with a gate that lets pieces go
 // at random: as in program order, the memory holds the same bits.
 TEST_F(PiecesTest, RandomHistoriesLeaveTheSameBits) {
