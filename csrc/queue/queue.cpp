@@ -176,7 +176,8 @@ bool Queue::push_kernel(const Call& call) noexcept {
   if (!driver::functions().has_succeeded(like_of(call, known.serial, device_))) return false;
   const std::vector<driver::Parameter>& parameters = known.facts->parameters;
   const bool is_packed = packed.data() != nullptr;
-  if (!parameters.empty() && call.parameters == nullptr && !is_packed) return false;
+  if (is_packed ? packed.size() > aligned(known.facts->block_bytes) : !parameters.empty() && call.parameters == nullptr)
+    return false;
   // One behind the other: attributes; the list of `extra`, or of pointers; the parameters.
   const std::size_t attribute_bytes = aligned(call.attribute_count * sizeof(CUlaunchAttribute));
   const std::size_t list_bytes = aligned(is_packed ? sizeof(Packed) : parameters.size() * sizeof(void*));

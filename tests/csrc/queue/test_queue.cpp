@@ -389,6 +389,13 @@ TEST_F(QueueTest, ParametersThatCannotBeReadAreTheDriversToRefuse) {
   void* extra[] = {CU_LAUNCH_PARAM_END};
   call.extra = extra;
   EXPECT_FALSE(push(call));
+  // More bytes than the function takes, and than there are.
+  void* packed[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &first, CU_LAUNCH_PARAM_BUFFER_SIZE, nullptr, CU_LAUNCH_PARAM_END};
+  call.extra = packed;
+  for (std::size_t bytes : {~std::size_t{0}, ~std::size_t{0} - 7, std::size_t{100'000}}) {
+    packed[3] = &bytes;
+    EXPECT_FALSE(push(call)) << bytes;
+  }
 }
 
 // Which graphs the driver was asked to launch.
