@@ -142,6 +142,7 @@ Collector& collector() noexcept {
 }
 
 void Collector::start(const CollectOptions& options) {
+  if (!collecting()) stop(/*synchronize=*/false);  // a collection that could not be written
   const std::scoped_lock lock(lifecycle_);
   if (collecting()) throw Error("launches are collected already; there is one collection a process at a time");
   options_ = options;

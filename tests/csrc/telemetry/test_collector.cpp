@@ -282,6 +282,25 @@ TEST_F(CollectorTest, ALaunchThatEndsAfterTheCollectionIsLeftOut) {
   EXPECT_EQ(second.rows, 1U);
 }
 
+// As where the disk fills up: the collection has ended, and its thread has not.
+TEST_F(CollectorTest, ACollectionMayBeginAfterOneThatCouldNotBeWritten) {
+  for (const Timing timing : {Timing::kCupti, Timing::kEvents, Timing::kBoth}) {
+    start_collecting(options(timing));
+    launch();
+    for (const auto& open : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string path = std::filesystem::read_symlink(open.path(), gone);
+      if (path.ends_with(".journal")) close(std::stoi(open.path().filename()));
+    }
+    while (collecting()) usleep(1000);
+    start_collecting(options(timing));
+    for (int i = 0; i < 100; ++i) launch();
+    const Collected collected = stop_collecting(true);
+    EXPECT_EQ(collected.rows, 100U);
+    EXPECT_EQ(read(collected.journal).rows.size(), 100U);
+  }
+}
+
 TEST_F(CollectorTest, StartsThatFailLeaveNothingBehind) {
   CollectOptions chosen = options(Timing::kCupti);
   chosen.directory = directory_->path() + "/fresh";
