@@ -46,6 +46,7 @@ void Ticker::start() {
     const BlockedSignals blocked;
     std::thread([this] { run(); }).detach();
   } catch (const std::exception& error) {
+    running_.store(false);
     throw Error(std::string("no thread can be started (") + error.what() +
                 "): raise the limit of processes (ulimit -u), or the container's");
   }

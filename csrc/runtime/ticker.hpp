@@ -23,7 +23,7 @@ class Device;
 
 class Ticker {
  public:
-  // Starts the thread, once. Throws std::system_error where there is none to be had.
+  // Starts the thread, once. Throws Error where there is none to be had.
   void start();
   // In a forked child, which has no such thread.
   void reset_in_child() noexcept {
