@@ -349,11 +349,11 @@ void Gate::record_start(CUevent start, CUstream stream, bool is_graph, Pass& pas
 
 void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcept {
   if (pass.entry < 0) return;
+  const Relaxed relaxed(pass.by_launcher);
   bool recorded = false;
   std::int64_t waited_call_ns = 0;  // of a launch call that the GPU waited for
   if (status == CUDA_SUCCESS && pass.completion != nullptr) {
     const std::int64_t returned_ns = pass.start != nullptr ? now_ns() : 0;
-    const Relaxed relaxed(pass.by_launcher);
     recorded = driver::table().cuEventRecord(pass.completion, stream) == CUDA_SUCCESS;
     if (pass.start != nullptr && (pass.dry || driver::table().cuEventQuery(pass.start) == CUDA_SUCCESS)) {
       waited_call_ns = returned_ns - pass.called_ns;

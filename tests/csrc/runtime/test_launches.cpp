@@ -387,6 +387,7 @@ TEST_F(Launches, GatedLaunchesBesideACaptureLeaveItValid) {
     program_.use_on_this_thread();
     const InRegion region(CUDASCHED_BEST_EFFORT);
     for (std::uint64_t i = 0; i < 40; ++i) Program::check(program_.launch(i));
+    for (unsigned i = 0; i < 40; ++i) Program::check(program_.launch_directly(i));
   }).join();
   std::thread([&] {
     program_.use_on_this_thread();
