@@ -204,9 +204,11 @@ void Lifecycle::fail(const std::string& why) noexcept {
 void Lifecycle::before_fork() noexcept {
   engine_.mutex_.lock();
   LatencyActivity::probe_mutex().lock();
+  engine_.regions_.moving_lock_.lock();
 }
 
 void Lifecycle::after_fork_in_parent() noexcept {
+  engine_.regions_.moving_lock_.unlock();
   LatencyActivity::probe_mutex().unlock();
   engine_.mutex_.unlock();
 }
@@ -254,8 +256,7 @@ void Lifecycle::after_fork_in_child() noexcept {
     region.devices = 0;
     if (region.region_class == Class::kBestEffort) hot().marks.entered(region.token);
   }
-  LatencyActivity::probe_mutex().unlock();
-  engine_.mutex_.unlock();
+  after_fork_in_parent();  // the locks
 }
 
 // ---- exits

@@ -45,6 +45,8 @@ class Regions {
   bool used() const noexcept { return used_.load(std::memory_order_relaxed); }
 
  private:
+  friend class Lifecycle;
+
   void leave_devices(const Region& region) noexcept;
   // Of the calling thread: the region at that place, and those that were ended elsewhere.
   void take_out(int place) noexcept;

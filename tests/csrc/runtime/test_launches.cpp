@@ -447,6 +447,28 @@ TEST_F(Launches, AForkedChildThatExitsLeavesTheParentsClientsAlone) {
   EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
   EXPECT_EQ(program_.ran(), 2U);
 }
+
+TEST_F(Launches, AChildThatIsForkedWhileRegionsMoveHasRegionsThatMove) {
+  const auto move = [] {
+    std::uint64_t token = 0;
+    cudasched_region_enter(CUDASCHED_NORMAL, 0, 0, &token);
+    cudasched_region_may_move(token);
+    return cudasched_region_exit(token);
+  };
+  const std::jthread moves([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) move();
+  });
+  for (int i = 0; i < 50; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      _exit(move());
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, CUDASCHED_OK);
+  }
+}
 #endif
 
 TEST_F(Launches, EveryRouteOfGetProcAddressGivesOurFunctions) {
