@@ -10,6 +10,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "telemetry/trace_record.hpp"
@@ -29,8 +30,9 @@ constexpr std::uint64_t kLeastFileBytes = 64 << 10;
 
 TraceFile::TraceFile(std::string directory, std::uint64_t limit_bytes)
     : directory_(std::move(directory)), file_bytes_(std::max(limit_bytes / kFiles, kLeastFileBytes)) {
-  // A process that becomes another program (exec) keeps its pid, and begins another trace.
-  for (int turn = 0; !file_.is_open(); ++turn) {
+  // A process that becomes another program (exec) keeps its pid, and begins another trace. Of an earlier one the first
+  // files may have gone.
+  for (std::int64_t turn = now_ns(); !file_.is_open(); ++turn) {
     base_ = directory_ + "/trace-" + std::to_string(getpid()) + "-" + std::to_string(turn);
     path_ = path_of(0);
     if (!file_.create(path_, kTraceFormat) && errno != EEXIST) {

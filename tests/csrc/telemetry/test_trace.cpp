@@ -243,6 +243,24 @@ TEST(Trace, StaysWithinItsLimitAndEachFileIsComplete) {
   EXPECT_GE(records.front().what, done.rotated_away) << "the newest are kept";
 }
 
+// As of a program in a container, whose process has the same number each time.
+TEST(Trace, DoesNotGoOnWithTheFilesOfAnEarlierOne) {
+  const test::PrivateDirectory directory;
+  const auto trace = [&] {
+    start_tracing({directory.path(), /*limit_bytes=*/1});
+    for (std::uint64_t i = 0; i < 30'000; ++i) {
+      put(counter(i));
+      if (i % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return stop_tracing();
+  };
+  const Traced first = trace();
+  EXPECT_GT(first.rotated_away, 0U);
+  const Traced second = trace();
+  EXPECT_NE(first.base, second.base);
+  EXPECT_GT(second.rotated_away, 0U);
+}
+
 TEST(Trace, NamesBeyondTheirPlacesShareTheLastOne) {
   std::uint16_t last = 0;
   for (int i = 0; i < kMostRegions + 10; ++i) last = trace_region("name " + std::to_string(i), Class::kNormal);
