@@ -80,8 +80,8 @@ BLOCK, NEEDED, LEFT = 1 << 29, 10 << 30, 2 << 30
 RESCUES = 4
 #: Of turns: each training's part of the memory, the part of it that moves, the blocks of a training, and the time of a
 #: turn where all of the GPU's memory is used, s. A training's steps take so many turns at its fastest: several moves
-#: are complete, in a rehearsal, too, where a busy machine took steps for long.
-PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), (2.25, 5.0)
+#: are complete, in a rehearsal, too, where a busy machine pins memory for seconds.
+PART, MOVED_PART, BLOCKS, TURN_S, TURNS = 0.75, 0.5, 24, (30.0, 1.0), (2.25, 8.0)
 #: Host memory that may be pinned for the trainings; and what each may move beside its part.
 PINNED_PART, BESIDE = 0.8, 4 << 30
 MOVE = re.compile(r"(parked|brought back) (\d+) MiB in (\d+) us")
