@@ -36,7 +36,7 @@ void CacheEntry::add(const Sample& sample) noexcept {
       return;
     }
   }
-  ++samples;
+  samples = std::max(samples, samples + 1);  // the greatest stays
   if (sample.noise_of(measured_ns) > Sample::kLoud) {
     // Towards the lower quarter of the samples, which other sources of time move least.
     const float step = sample.noise_ns * std::max(2 / static_cast<float>(samples), kLoudStep);

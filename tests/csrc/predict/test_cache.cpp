@@ -47,6 +47,16 @@ TEST(CacheEntry, OutliersOnBothSidesAreNoise) {
   EXPECT_NEAR(measured(entry), 50'000, 10'000);
 }
 
+TEST(CacheEntry, TheNumberOfSamplesEndsWithItsType) {
+  CacheEntry entry;
+  for (int i = 0; i < 5; ++i) add(entry, 50'000);
+  entry.samples = ~std::uint32_t{0};
+  for (int i = 0; i < 2; ++i) add(entry, 55'000);
+  EXPECT_EQ(entry.samples, ~std::uint32_t{0});
+  EXPECT_NEAR(measured(entry), 51'800, 200);
+  EXPECT_LT(entry.spread, 0.05);
+}
+
 // Samples of a shared key whose words are like nobody's.
 bool agrees(CacheEntry& entry, std::uint16_t words, double duration_ns) {
   return entry.agrees(words, {static_cast<float>(duration_ns), 0});
