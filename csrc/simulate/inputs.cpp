@@ -52,10 +52,12 @@ void check(const ReplayClient& client) {
   const bool latency = client.client_class == Class::kLatency;
   if (!latency && client.client_class != Class::kBestEffort) refuse("its class must be latency or best_effort");
   if (client.launches.empty()) refuse("it has no launches");
-  const bool negative = std::any_of(client.launches.begin(), client.launches.end(), [](const TraceLaunch& one) {
-    return one.gap_ns < 0 || one.duration_ns < 0 || one.kernels < 1;
+  constexpr std::int64_t kMostNs = std::int64_t{1} << 52;  // that a double has to the nanosecond
+  const bool possible = std::all_of(client.launches.begin(), client.launches.end(), [](const TraceLaunch& one) {
+    return std::min(one.gap_ns, one.duration_ns) >= 0 && std::max(one.gap_ns, one.duration_ns) <= kMostNs &&
+           one.kernels >= 1;
   });
-  if (negative) refuse("a gap or duration is negative, or a graph has no kernel");
+  if (!possible) refuse("a gap or duration is negative or over 52 days, or a graph has no kernel");
   const bool shares = std::all_of(client.launches.begin(), client.launches.end(), [](const TraceLaunch& one) {
     return one.sms > 0 && one.sms <= 1 && one.bandwidth >= 0 && one.bandwidth <= 1;
   });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <map>
 #include <numeric>
 #include <random>
@@ -680,6 +681,8 @@ TEST(Replay, RefusesWhatHasNoMeaning) {
   };
   refused(changed([](ReplayClient& client) { client.launches.clear(); }));
   refused(changed([](ReplayClient& client) { client.launches[3].gap_ns = -1; }));
+  refused(changed([](ReplayClient& client) { client.launches[3].gap_ns = INT64_MAX; }));
+  refused(changed([](ReplayClient& client) { client.launches[0].duration_ns = INT64_MAX; }));
   refused(changed([](ReplayClient& client) { client.client_class = Class::kNormal; }));
   refused(changed([](ReplayClient& client) { client.arrivals_ns = {1}; }));
   refused(changed([](ReplayClient& client) {
