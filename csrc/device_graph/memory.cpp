@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 
 #include "device_graph/api.hpp"
@@ -18,7 +19,9 @@ struct Span {
 
 Plan plan_memory(std::span<const Use> uses, std::size_t alignment) {
   if (!std::has_single_bit(alignment)) throw std::invalid_argument("the alignment of a pool is a power of two");
+  const std::size_t most = std::numeric_limits<std::size_t>::max() / (uses.size() + 1);  // so that no sum overflows
   for (const Use& use : uses) {
+    if (alignment > most || use.bytes > most - alignment) throw std::invalid_argument("a pool is too large");
     if (use.last_step < use.first_step) throw std::invalid_argument("a use of a pool ends before it begins");
   }
   std::vector<std::size_t> order(uses.size());

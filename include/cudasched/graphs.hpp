@@ -207,8 +207,8 @@ struct Plan {
 };
 
 // Places each use so that no two that overlap in time overlap in memory. The largest comes first, each at the lowest
-// offset that is free for all of its steps. Pure. Throws std::invalid_argument: last_step before first_step, or an
-// alignment that is no power of two.
+// offset that is free for all of its steps. Pure. Throws std::invalid_argument: last_step before first_step, an
+// alignment that is no power of two, or sizes whose sum overflows.
 Plan plan_memory(std::span<const Use> uses, std::size_t alignment = 256);
 
 // One allocation with a place for each use. Addresses do not change, as graphs require. The pool must outlive the

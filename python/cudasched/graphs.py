@@ -356,7 +356,7 @@ def plan_memory(uses: Sequence[Use], alignment: int = 256) -> tuple[list[int], i
     """Where each use has its place in a pool, and how large that is: no two overlap in time and in memory.
 
     Raises:
-        ValueError: A use ends before it begins, or the alignment is no power of two.
+        ValueError: A use ends before it begins, the alignment is no power of two, or the sum of all sizes overflows.
     """
     offsets, nbytes = _module().GraphPool.plan([(use.nbytes, use.first_step, use.last_step) for use in uses], alignment)
     return list(offsets), int(nbytes)

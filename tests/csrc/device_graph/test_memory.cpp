@@ -1,6 +1,7 @@
 // Plans of pools: what overlaps in time never overlaps in memory, and places are used again.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
 #include "cudasched/graphs.hpp"
@@ -61,6 +62,10 @@ TEST(PlanMemory, UsesThatFollowOneAnotherShare) {
 TEST(PlanMemory, RefusesWhatMakesNoSense) {
   EXPECT_THROW(plan_memory(std::vector<Use>{{1, 2, 1}}), std::invalid_argument);
   EXPECT_THROW(plan_memory({}, 3), std::invalid_argument);
+  constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max();
+  EXPECT_THROW(plan_memory(std::vector<Use>{{kMost, 0, 0}, {2, 0, 0}}), std::invalid_argument);
+  EXPECT_THROW(plan_memory(std::vector<Use>{{kMost / 2 + 1, 0, 0}, {kMost / 2 + 1, 0, 0}}), std::invalid_argument);
+  EXPECT_THROW(plan_memory(std::vector<Use>{{1, 0, 0}, {1, 0, 0}, {1, 0, 0}}, kMost / 2 + 1), std::invalid_argument);
   EXPECT_EQ(plan_memory({}).bytes, 0U);
 }
 
