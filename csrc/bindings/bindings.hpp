@@ -7,8 +7,12 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <string_view>
 
 namespace cudasched::bindings {
+
+// Of a file, a path or another program: not always UTF-8.
+pybind11::str text_of(std::string_view text, const char* else_do = "replace");
 
 // Throws cudasched.errors.`type`. The caller holds the GIL.
 [[noreturn]] void raise(const char* type, const std::string& message);

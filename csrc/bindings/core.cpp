@@ -23,6 +23,7 @@ namespace py = pybind11;
 namespace {
 
 using cudasched::bindings::raise;
+using cudasched::bindings::text_of;
 
 constexpr std::array kClassNames{"normal", "latency", "best_effort"};
 
@@ -106,8 +107,6 @@ std::pair<std::vector<std::uint64_t>, std::uint64_t> times_of(const cudasched_ti
   return {{std::begin(times.buckets), std::end(times.buckets)}, times.sum_ns};
 }
 
-py::object text_of(const char* text) { return py::bytes(text).attr("decode")("utf-8", "replace"); }
-
 // A call that may wait, without the interpreter's lock.
 template <typename Call>
 void check_unlocked(Call&& call) {
@@ -151,8 +150,8 @@ PYBIND11_MODULE(_core, module) {
                                }
                                return by_reason;
                              })
-      .def_property_readonly("off_reason", [](const cudasched_state& s) { return std::string(s.off_reason); })
-      .def_property_readonly("driver_path", [](const cudasched_state& s) { return std::string(s.driver_path); });
+      .def_property_readonly("off_reason", [](const cudasched_state& s) { return text_of(s.off_reason); })
+      .def_property_readonly("driver_path", [](const cudasched_state& s) { return text_of(s.driver_path); });
 
   py::class_<cudasched_client>(module, "Client")
       .def_readonly("slot", &cudasched_client::slot)

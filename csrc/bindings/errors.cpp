@@ -12,9 +12,7 @@ namespace {
 
 void set(const char* type, const char* message) {
   const py::object error = py::module_::import("cudasched.errors").attr(type);
-  // A message may quote a damaged file or a path, which are not always UTF-8.
-  const py::object text = py::bytes(message).attr("decode")("utf-8", "backslashreplace");
-  PyErr_SetObject(error.ptr(), text.ptr());
+  PyErr_SetObject(error.ptr(), text_of(message, "backslashreplace").ptr());
 }
 
 void translate(std::exception_ptr thrown) {
@@ -32,6 +30,11 @@ void translate(std::exception_ptr thrown) {
 }
 
 }  // namespace
+
+py::str text_of(std::string_view text, const char* else_do) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), else_do));
+}
 
 void raise(const char* type, const std::string& message) {
   set(type, message.c_str());

@@ -392,12 +392,7 @@ class Replay {
 }  // namespace
 
 void bind_predictor(py::module_& module) {
-  const auto demangled = [](const std::string& name) {
-    const std::string plain = predict::demangled(name);
-    return py::reinterpret_steal<py::str>(
-        PyUnicode_DecodeUTF8(plain.data(), static_cast<Py_ssize_t>(plain.size()), "replace"));
-  };
-  module.def("demangled", demangled, py::arg("name"));
+  module.def("demangled", [](const std::string& name) { return text_of(predict::demangled(name)); }, py::arg("name"));
   module.def("feature_names",
              [] { return std::vector<std::string>(predict::kFeatureNames.begin(), predict::kFeatureNames.end()); });
   module.def("launch_features", &launch_features, py::arg("columns"), py::arg("sm_count"),

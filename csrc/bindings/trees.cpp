@@ -58,6 +58,12 @@ class Trees {
     return found;
   }
 
+  std::vector<py::str> feature_names() const {
+    std::vector<py::str> names;
+    for (const std::string& name : model_.feature_names) names.push_back(text_of(name));
+    return names;
+  }
+
   py::array_t<float> margins(const Rows& rows) const {
     const auto count = checked_count(rows);
     py::array_t<float> out(static_cast<py::ssize_t>(count));
@@ -151,9 +157,9 @@ void bind_trees(py::module_& module) {
   py::class_<Trees>(module, "Trees")
       .def(py::init(&open), py::arg("source"), py::arg("isa") = py::none())
       .def_property_readonly("features", [](const Trees& self) { return self.model().features; })
-      .def_property_readonly("feature_names", [](const Trees& self) { return self.model().feature_names; })
-      .def_property_readonly("architecture", [](const Trees& self) { return self.model().architecture; })
-      .def_property_readonly("gpu", [](const Trees& self) { return self.model().gpu; })
+      .def_property_readonly("feature_names", &Trees::feature_names)
+      .def_property_readonly("architecture", [](const Trees& self) { return text_of(self.model().architecture); })
+      .def_property_readonly("gpu", [](const Trees& self) { return text_of(self.model().gpu); })
       .def_property_readonly("trees", [](const Trees& self) { return self.model().trees.size(); })
       .def_property_readonly("depth", [](const Trees& self) { return self.model().depth(); })
       .def_property_readonly("objective", [](const Trees& self) { return self.model().objective; })

@@ -169,6 +169,15 @@ def test_errors_say_what_and_where(tmp_path: Path) -> None:
         predictor.Model(deep, isa="portable")
 
 
+def test_names_that_are_no_utf8_are_shown_all_the_same() -> None:
+    learned = json.loads((MODELS / "3.2" / "huber.json").read_bytes())
+    learned["learner"]["feature_names"] = [f"f{i}" for i in range(FEATURES)]
+    learned["learner"]["attributes"] = {"cudasched_architecture": "sm_90@", "cudasched_gpu": "H200@"}
+    model = predictor.Model(json.dumps(learned).encode().replace(b'"f1"', b'"f@"').replace(b"@", b"\xff"))
+    assert model.feature_names[:3] == ("f0", "f\ufffd", "f2")
+    assert (model.architecture, model.gpu) == ("sm_90\ufffd", "H200\ufffd")
+
+
 def test_contributions_are_xgboosts_and_add_up() -> None:
     booster, x = trained()
     model = predictor.Model.from_xgboost(booster)
