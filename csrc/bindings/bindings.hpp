@@ -16,5 +16,20 @@ pybind11::str text_of(std::string_view text, const char* else_do = "replace");
 
 // Throws cudasched.errors.`type`. The caller holds the GIL.
 [[noreturn]] void raise(const char* type, const std::string& message);
+void set_error(const char* module, const char* type, const char* message);
+
+// Throws the error of a call of the C boundary that failed. The caller holds the GIL.
+void check(int status);
+
+// The same for a call that may wait, which is made without the GIL.
+template <typename Call>
+void check_unlocked(Call&& call) {
+  int status = 0;
+  {
+    const pybind11::gil_scoped_release released;
+    status = call();
+  }
+  check(status);
+}
 
 }  // namespace cudasched::bindings

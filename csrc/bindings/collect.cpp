@@ -11,31 +11,12 @@
 namespace cudasched::bindings {
 namespace py = pybind11;
 
-namespace {
-
-// Without the GIL: CUPTI's start and the wait for the device take milliseconds and more.
-template <typename Call>
-void checked(Call&& call) {
-  int status = CUDASCHED_OK;
-  {
-    const py::gil_scoped_release released;
-    status = call();
-  }
-  if (status == CUDASCHED_OK) return;
-  const char* const type = status == CUDASCHED_CONFIG_ERROR ? "ConfigError"
-                           : status == CUDASCHED_HOOK_ERROR ? "HookError"
-                                                            : "Error";
-  raise(type, cudasched_last_error());
-}
-
-}  // namespace
-
 void bind_collect(py::module_& module) {
   module.def(
       "collect_start",
       [](const std::string& directory, const std::string& timing, const std::optional<std::string>& cupti_path,
          std::uint64_t capacity_bytes) {
-        checked([&] {
+        check_unlocked([&] {
           return cudasched_collect_start(directory.c_str(), timing.c_str(), cupti_path ? cupti_path->c_str() : nullptr,
                                          capacity_bytes);
         });
@@ -43,22 +24,23 @@ void bind_collect(py::module_& module) {
       py::arg("directory"), py::arg("timing"), py::arg("cupti_path"), py::arg("capacity_bytes"));
   module.def("collect_stop", [] {
     cudasched_collected collected{};
-    checked([&] { return cudasched_collect_stop(&collected); });
+    check_unlocked([&] { return cudasched_collect_stop(&collected); });
     return py::make_tuple(std::string(collected.journal), collected.rows, collected.lost);
   });
   module.def(
       "trace_start",
       [](const std::string& directory, std::uint64_t limit_bytes) {
-        checked([&] { return cudasched_trace_start(directory.c_str(), limit_bytes); });
+        check_unlocked([&] { return cudasched_trace_start(directory.c_str(), limit_bytes); });
       },
       py::arg("directory"), py::arg("limit_bytes"));
   module.def("trace_stop", [] {
     cudasched_traced traced{};
-    checked([&] { return cudasched_trace_stop(&traced); });
+    check_unlocked([&] { return cudasched_trace_stop(&traced); });
     return py::make_tuple(std::string(traced.base), traced.records, traced.dropped, traced.rotated_away);
   });
   module.def(
-      "collect_label", [](const std::string& text) { checked([&] { return cudasched_collect_label(text.c_str()); }); },
+      "collect_label",
+      [](const std::string& text) { check_unlocked([&] { return cudasched_collect_label(text.c_str()); }); },
       py::arg("text"));
 }
 

@@ -22,6 +22,8 @@ namespace py = pybind11;
 
 namespace {
 
+using cudasched::bindings::check;
+using cudasched::bindings::check_unlocked;
 using cudasched::bindings::raise;
 using cudasched::bindings::text_of;
 
@@ -31,13 +33,6 @@ std::string class_name(std::int32_t value) {
   return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size()
              ? kClassNames[static_cast<std::size_t>(value)]
              : "unknown";
-}
-
-void check(int status) {
-  if (status == CUDASCHED_OK) return;
-  // In the order of enum cudasched_status.
-  constexpr std::array kTypes{"Error", "HookError", "ConfigError", "ArbiterError", "DriverError", "Error"};
-  raise(kTypes[static_cast<std::size_t>(status) % kTypes.size()], cudasched_last_error());
 }
 
 std::int32_t class_number(const std::string& name) {
@@ -105,17 +100,6 @@ Clients read_counts(const std::string& path) {
 
 std::pair<std::vector<std::uint64_t>, std::uint64_t> times_of(const cudasched_times& times) {
   return {{std::begin(times.buckets), std::end(times.buckets)}, times.sum_ns};
-}
-
-// A call that may wait, without the interpreter's lock.
-template <typename Call>
-void check_unlocked(Call&& call) {
-  int status = CUDASCHED_OK;
-  {
-    const py::gil_scoped_release released;
-    status = call();
-  }
-  check(status);
 }
 
 template <typename Struct, typename Field>

@@ -1,19 +1,19 @@
 // Exceptions of base/error.hpp on their way to Python.
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <utility>
 
 #include "base/error.hpp"
 #include "bindings/bindings.hpp"
+#include "cudasched/engine.h"
 
 namespace py = pybind11;
 
 namespace cudasched::bindings {
 namespace {
 
-void set(const char* type, const char* message) {
-  const py::object error = py::module_::import("cudasched.errors").attr(type);
-  PyErr_SetObject(error.ptr(), text_of(message, "backslashreplace").ptr());
-}
+void set(const char* type, const char* message) { set_error("cudasched.errors", type, message); }
 
 void translate(std::exception_ptr thrown) {
   try {
@@ -34,6 +34,17 @@ void translate(std::exception_ptr thrown) {
 py::str text_of(std::string_view text, const char* else_do) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), else_do));
+}
+
+void set_error(const char* module, const char* type, const char* message) {
+  PyErr_SetObject(py::module_::import(module).attr(type).ptr(), text_of(message, "backslashreplace").ptr());
+}
+
+void check(int status) {
+  if (status == CUDASCHED_OK) return;
+  // In the order of enum cudasched_status.
+  constexpr std::array kTypes{"Error", "HookError", "ConfigError", "ArbiterError", "DriverError", "Error"};
+  raise(kTypes[static_cast<std::size_t>(status) % kTypes.size()], cudasched_last_error());
 }
 
 void raise(const char* type, const std::string& message) {

@@ -75,15 +75,12 @@ MadeConditional told(const graphs::Conditional& conditional) {
 }
 
 void translate_graph_errors(std::exception_ptr thrown) {
-  const auto set = [](const char* type, const char* text) {
-    PyErr_SetString(py::module_::import("cudasched.graphs").attr(type).ptr(), text);
-  };
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const graphs::UnsupportedError& error) {
-    set("UnsupportedError", error.what());
+    set_error("cudasched.graphs", "UnsupportedError", error.what());
   } catch (const graphs::Error& error) {
-    set("DriverError", error.what());
+    set_error("cudasched.graphs", "DriverError", error.what());
   }
 }
 

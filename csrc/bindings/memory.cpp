@@ -88,17 +88,14 @@ Pool& torch_pool(int device) {
 }
 
 void translate_memory_errors(std::exception_ptr thrown) {
-  const auto set = [](const char* module, const char* type, const char* text) {
-    PyErr_SetString(py::module_::import(module).attr(type).ptr(), text);
-  };
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const memory::OutOfMemoryError& error) {
-    set("cudasched.memory", "OutOfMemoryError", error.what());
+    set_error("cudasched.memory", "OutOfMemoryError", error.what());
   } catch (const memory::PoolError& error) {
-    set("cudasched.memory", "PoolError", error.what());
+    set_error("cudasched.memory", "PoolError", error.what());
   } catch (const driver::DriverError& error) {
-    set("cudasched.errors", "DriverError", error.what());
+    set_error("cudasched.errors", "DriverError", error.what());
   }
 }
 
