@@ -16,8 +16,8 @@ Outlook outlook_of(const Query& query, std::int64_t duration_ns) noexcept {
   constexpr float kNsPerSecond = 1e9F;
   const Launch& launch = query.launch;
   if (launch.is_graph) return {};
-  const std::uint32_t threads = std::max(launch.threads_per_block(), 1U);
-  const std::uint32_t warps = (threads + kWarpThreads - 1) / kWarpThreads;
+  const std::uint64_t threads = std::max(launch.threads_per_block(), 1U);
+  const std::uint64_t warps = (threads + kWarpThreads - 1) / kWarpThreads;
   const auto sm_count = static_cast<float>(std::max(query.residency.sm_count, 1));
   const auto blocks = static_cast<float>(std::max<std::uint64_t>(launch.blocks(), 1));
   Outlook outlook;

@@ -44,6 +44,7 @@ TEST(Outlook, APartOfAWarpIsAWarp) {
   const Outlook outlook = outlook_of(of(100, 48, 32).query(), 5'000);
   EXPECT_FLOAT_EQ(outlook.block_efficiency, 0.75F);
   EXPECT_FLOAT_EQ(outlook.occupancy, 1.0F);
+  EXPECT_FLOAT_EQ(outlook_of(of(1, ~0U, 32).query(), 5'000).block_efficiency, 1.0F) << "a damaged recording's";
 }
 
 TEST(Outlook, RatesAreOfTheWorkThatIsKnown) {
