@@ -208,6 +208,7 @@ std::vector<Pending> Window::take(std::int64_t now_ns, bool all) {
     pending_.pop_front();
     ++base_;
   }
+  std::erase_if(early_, [this](const auto& timed) { return timed.first < base_; });  // of launches that were dropped
   // A launch that ended before the first pending one was submitted can overlap no launch to come.
   const bool known = !pending_.empty() && pending_.front().state != Pending::State::kAwaited;
   const std::int64_t since =

@@ -75,7 +75,7 @@ class Window {
   std::vector<Pending> take(std::int64_t now_ns, bool all);
 
   const Counts& counts() const noexcept { return counts_; }
-  std::size_t size() const noexcept { return pending_.size(); }
+  std::size_t size() const noexcept { return pending_.size() + early_.size(); }
 
  private:
   struct Waiting {

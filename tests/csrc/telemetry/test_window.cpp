@@ -224,6 +224,18 @@ TEST(Window, HoldsNoMoreThanItMay) {
   EXPECT_EQ(taken, 2 * Window::kMostPending);
 }
 
+TEST(Window, KeepsNoRecordOfALaunchThatWasDropped) {
+  Window window;
+  for (std::uint32_t i = 0; i < 10; ++i) {
+    if (i % 2 == 0) window.failed(i);
+    window.correlate({i, i});
+    window.observe(record(i, 100, 300), 0);
+    window.failed(i);
+  }
+  EXPECT_TRUE(window.take(0, false).empty());
+  EXPECT_EQ(window.size(), 0U);
+}
+
 TEST(Window, TakesTimesFromEvents) {
   Window window;
   for (std::uint64_t i = 0; i < 3; ++i) {
