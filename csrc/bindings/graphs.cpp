@@ -25,6 +25,7 @@ namespace {
 using Handle = std::uint64_t;
 using Handles = std::vector<Handle>;
 using Sizes = std::array<unsigned, 3>;
+// Of no constructor: an object is noted in a table that the GIL guards.
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 template <class T>
@@ -173,10 +174,11 @@ void bind_graphs(py::module_& module) {
 
   py::class_<graphs::Executable>(module, "GraphExecutable")
       .def(py::init([](const graphs::Graph& graph, bool device_launch) {
+             const py::gil_scoped_release released;
              return std::make_unique<graphs::Executable>(graph,
                                                          device_launch ? graphs::For::kDevice : graphs::For::kHost);
            }),
-           py::arg("graph"), py::arg("device_launch"), Unlocked())
+           py::arg("graph"), py::arg("device_launch"))
       .def_property_readonly("handle", &graphs::Executable::device_handle)
       .def(
           "launch", [](const graphs::Executable& self, Handle stream) { self.launch(as<CUstream>(stream)); },
@@ -237,8 +239,11 @@ void bind_graphs(py::module_& module) {
       .def_static("find_device_runtime", &graphs::find_device_runtime);
 
   py::class_<graphs::Collectives>(module, "Collectives")
-      .def(py::init([](const std::vector<int>& devices) { return std::make_unique<graphs::Collectives>(devices); }),
-           py::arg("devices"), Unlocked())
+      .def(py::init([](const std::vector<int>& devices) {
+             const py::gil_scoped_release released;
+             return std::make_unique<graphs::Collectives>(devices);
+           }),
+           py::arg("devices"))
       .def(
           "sum",
           [](graphs::Collectives& self, const Handles& data, std::size_t count, const Handles& streams) {

@@ -23,6 +23,7 @@ namespace cudasched::bindings {
 namespace {
 
 using memory::Pool;
+// Of no constructor: an object is noted in a table that the GIL guards.
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
 CUstream stream_of(std::uint64_t handle) { return reinterpret_cast<CUstream>(handle); }
@@ -54,6 +55,7 @@ int read(void* pool, cudasched_pool_sizes* sizes) {
 
 // The engine knows of it until its end.
 std::shared_ptr<Pool> make_pool(int device, std::uint64_t limit_bytes, std::uint64_t chunk_bytes) {
+  const py::gil_scoped_release released;
   load_driver();
   auto made = std::make_unique<Pool>(Pool::Options{device, limit_bytes, chunk_bytes});
   const cudasched_pool known{device, made.get(), &trim, &read};
@@ -117,7 +119,7 @@ void bind_memory(py::module_& module) {
       .def_readonly("moved", &Statistics::moved);
 
   py::class_<Pool, std::shared_ptr<Pool>>(module, "MemoryPool")
-      .def(py::init(&make_pool), py::arg("device"), py::arg("limit_bytes"), py::arg("chunk_bytes"), Unlocked())
+      .def(py::init(&make_pool), py::arg("device"), py::arg("limit_bytes"), py::arg("chunk_bytes"))
       .def(
           "allocate",
           [](Pool& self, std::uint64_t bytes, std::uint64_t stream) -> std::uint64_t {

@@ -261,6 +261,33 @@ assert logged() == [2]
     )
 
 
+def test_threads_make_executables_at_once(run: Run) -> None:
+    """pybind11 notes each new object in a table that only the GIL guards."""
+    succeeded(
+        run(
+            """
+import threading
+from cudasched import _core
+sys.setswitchinterval(1e-6)
+graph = _core.Graph()
+graph.add_empty([])
+turns = 1_000 if sys.argv[1] == "hooked" else 10_000
+
+def make(count, kind):
+    call("cuCtxSetCurrent", context)
+    for _ in range(count):
+        kept = [kind() for _ in range(20)]
+kinds = [(turns, lambda: _core.GraphExecutable(graph, False)), (20_000, _core.ReplaySettings)]
+threads = [threading.Thread(target=make, args=of) for of in kinds * 2]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+        )
+    )
+
+
 def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_SIM_DRIVER_VERSION", "12020")
     succeeded(

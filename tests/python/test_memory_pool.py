@@ -91,6 +91,30 @@ assert "is closed" in error_of(PoolError, pool.statistics)
     )
 
 
+def test_threads_make_pools_at_once(run: Run) -> None:
+    """pybind11 notes each new object in a table that only the GIL guards."""
+    succeeded(
+        run(
+            """
+import threading
+from cudasched import _core
+sys.setswitchinterval(1e-6)
+
+def make(count, kind):
+    call("cuCtxSetCurrent", context)
+    for _ in range(count):
+        kept = [kind() for _ in range(20)]
+kinds = [(1_000, lambda: _core.MemoryPool(0, 0, 0)), (20_000, _core.ReplaySettings)]
+threads = [threading.Thread(target=make, args=of) for of in kinds * 2]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+        )
+    )
+
+
 # Kernels that the program has launched, and that may be in cudasched's ring still, see their memory to their end.
 def test_memory_moves_behind_the_work_that_uses_it(run: Run) -> None:
     succeeded(
