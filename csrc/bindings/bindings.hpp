@@ -16,7 +16,7 @@ pybind11::str text_of(std::string_view text, const char* else_do = "replace");
 
 // Throws cudasched.errors.`type`. The caller holds the GIL.
 [[noreturn]] void raise(const char* type, const std::string& message);
-void set_error(const char* module, const char* type, const char* message);
+void set_error(const char* type, const char* message, const char* module = "cudasched.errors");
 
 // Throws the error of a call of the C boundary that failed. The caller holds the GIL.
 void check(int status);

@@ -1,7 +1,9 @@
 // The collect part of cudasched._core.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -14,8 +16,8 @@ namespace py = pybind11;
 void bind_collect(py::module_& module) {
   module.def(
       "collect_start",
-      [](const std::string& directory, const std::string& timing, const std::optional<std::string>& cupti_path,
-         std::uint64_t capacity_bytes) {
+      [](const std::filesystem::path& directory, const std::string& timing,
+         const std::optional<std::filesystem::path>& cupti_path, std::uint64_t capacity_bytes) {
         check_unlocked([&] {
           return cudasched_collect_start(directory.c_str(), timing.c_str(), cupti_path ? cupti_path->c_str() : nullptr,
                                          capacity_bytes);
@@ -25,18 +27,18 @@ void bind_collect(py::module_& module) {
   module.def("collect_stop", [] {
     cudasched_collected collected{};
     check_unlocked([&] { return cudasched_collect_stop(&collected); });
-    return py::make_tuple(std::string(collected.journal), collected.rows, collected.lost);
+    return py::make_tuple(text_of(collected.journal, "surrogateescape"), collected.rows, collected.lost);
   });
   module.def(
       "trace_start",
-      [](const std::string& directory, std::uint64_t limit_bytes) {
+      [](const std::filesystem::path& directory, std::uint64_t limit_bytes) {
         check_unlocked([&] { return cudasched_trace_start(directory.c_str(), limit_bytes); });
       },
       py::arg("directory"), py::arg("limit_bytes"));
   module.def("trace_stop", [] {
     cudasched_traced traced{};
     check_unlocked([&] { return cudasched_trace_stop(&traced); });
-    return py::make_tuple(std::string(traced.base), traced.records, traced.dropped, traced.rotated_away);
+    return py::make_tuple(text_of(traced.base, "surrogateescape"), traced.records, traced.dropped, traced.rotated_away);
   });
   module.def(
       "collect_label",

@@ -2,10 +2,12 @@
 // cudasched.errors, classes become names. Meaning, defaults and documentation are python/cudasched's.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -33,6 +35,12 @@ std::string class_name(std::int32_t value) {
   return value >= 0 && static_cast<std::size_t>(value) < kClassNames.size()
              ? kClassNames[static_cast<std::size_t>(value)]
              : "unknown";
+}
+
+py::str path_by(int (*call)(char* path, std::size_t room)) {
+  std::array<char, 4096> path{};
+  check(call(path.data(), path.size()));
+  return text_of(path.data(), "surrogateescape");
 }
 
 std::int32_t class_number(const std::string& name) {
@@ -232,11 +240,7 @@ PYBIND11_MODULE(_core, module) {
     return all;
   });
   module.def("version", [] { return std::string(cudasched_version()); });
-  module.def("find_driver", [] {
-    std::array<char, 4096> path{};
-    check(cudasched_find_driver(path.data(), path.size()));
-    return std::string(path.data());
-  });
+  module.def("find_driver", [] { return path_by(&cudasched_find_driver); });
   module.def("install", [] { check(cudasched_install()); });
   module.def("state", [] {
     cudasched_state state{};
@@ -332,16 +336,12 @@ PYBIND11_MODULE(_core, module) {
   module.def("unbind_stream", [](std::uint64_t stream) { check(cudasched_unbind_stream(stream)); }, py::arg("stream"));
   module.def(
       "coverage_start",
-      [](const std::optional<std::string>& path) {
+      [](const std::optional<std::filesystem::path>& path) {
         check_unlocked([&] { return cudasched_coverage_start(path ? path->c_str() : nullptr); });
       },
       py::arg("cupti_path"));
   module.def("coverage_flush", [] { check_unlocked(&cudasched_coverage_flush); });
-  module.def("run_directory", [] {
-    std::array<char, 4096> path{};
-    check(cudasched_run_directory(path.data(), path.size()));
-    return std::string(path.data());
-  });
+  module.def("run_directory", [] { return path_by(&cudasched_run_directory); });
   module.def("read_table", &read_table, py::arg("path"));
   module.def("read_counts", &read_counts, py::arg("path"));
   module.def("counts", [] {

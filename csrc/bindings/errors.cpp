@@ -13,19 +13,17 @@ namespace py = pybind11;
 namespace cudasched::bindings {
 namespace {
 
-void set(const char* type, const char* message) { set_error("cudasched.errors", type, message); }
-
 void translate(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const ModelError& error) {
-    set("ModelError", error.what());
+    set_error("ModelError", error.what());
   } catch (const StateError& error) {
-    set("StateError", error.what());
+    set_error("StateError", error.what());
   } catch (const ConfigError& error) {
-    set("ConfigError", error.what());
+    set_error("ConfigError", error.what());
   } catch (const Error& error) {
-    set("Error", error.what());
+    set_error("Error", error.what());
   }
 }
 
@@ -36,7 +34,7 @@ py::str text_of(std::string_view text, const char* else_do) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), else_do));
 }
 
-void set_error(const char* module, const char* type, const char* message) {
+void set_error(const char* type, const char* message, const char* module) {
   PyErr_SetObject(py::module_::import(module).attr(type).ptr(), text_of(message, "backslashreplace").ptr());
 }
 
@@ -48,7 +46,7 @@ void check(int status) {
 }
 
 void raise(const char* type, const std::string& message) {
-  set(type, message.c_str());
+  set_error(type, message.c_str());
   throw py::error_already_set();
 }
 

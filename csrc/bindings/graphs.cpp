@@ -79,9 +79,9 @@ void translate_graph_errors(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const graphs::UnsupportedError& error) {
-    set_error("cudasched.graphs", "UnsupportedError", error.what());
+    set_error("UnsupportedError", error.what(), "cudasched.graphs");
   } catch (const graphs::Error& error) {
-    set_error("cudasched.graphs", "DriverError", error.what());
+    set_error("DriverError", error.what(), "cudasched.graphs");
   }
 }
 

@@ -93,11 +93,11 @@ void translate_memory_errors(std::exception_ptr thrown) {
   try {
     if (thrown) std::rethrow_exception(std::move(thrown));
   } catch (const memory::OutOfMemoryError& error) {
-    set_error("cudasched.memory", "OutOfMemoryError", error.what());
+    set_error("OutOfMemoryError", error.what(), "cudasched.memory");
   } catch (const memory::PoolError& error) {
-    set_error("cudasched.memory", "PoolError", error.what());
+    set_error("PoolError", error.what(), "cudasched.memory");
   } catch (const driver::DriverError& error) {
-    set_error("cudasched.errors", "DriverError", error.what());
+    set_error("DriverError", error.what());
   }
 }
 

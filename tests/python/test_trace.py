@@ -266,6 +266,24 @@ print(first.summary.launches, second.summary.launches, first.summary.dropped)
     assert "7 launches have no GPU time" in Path("flame.html").read_text()
 
 
+def test_names_of_directories_need_be_no_utf8(
+    python: Run, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run\udcff"))
+    ended = python(
+        PROGRAM
+        + """
+from cudasched import _core
+os.mkdir("to\\udcff")
+_core.trace_start("to\\udcff", 1 << 20)
+gpu.launch(3, stream=stream)
+base, records, *_ = _core.trace_stop()
+print(ascii(os.path.dirname(base)), records > 0, ascii(os.path.basename(_core.run_directory())))
+"""
+    )
+    assert ended.stdout == "'to\\udcff' True 'run\\udcff'\n", ended.stderr
+
+
 def test_without_a_hook_it_is_said(python: Run, no_driver: Path) -> None:
     ended = python(
         "import cudasched\ntry:\n    cudasched.trace('x').__enter__()\nexcept cudasched.HookError as e:\n    print(e)"
