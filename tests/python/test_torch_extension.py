@@ -17,6 +17,7 @@ import cudasched
 import cudasched.torch
 import pytest
 from cudasched import hook
+from cudasched.errors import ConfigError
 from cudasched.torch import _adapter, _extension, _give_back, _observe, _regions
 from support import PATIENCE_S, ROOT
 from test_torch_regions import Engine, Torch, engine, torch
@@ -149,6 +150,13 @@ def test_the_timeline_has_classes_regions_and_what_is_reserved(does: Does) -> No
     assert max(found.by_region["train"]) == 30 and max(found.by_region[""]) == 160
     assert max(found.reserved_bytes) == 5024 + 2048
     assert {len(each) for each in [*found.by_class.values(), *found.by_region.values()]} == {len(found.seconds)}
+
+
+@pytest.mark.parametrize("device", [-1, 64, 1 << 31])
+@pytest.mark.parametrize("ask", [cudasched.torch.memory, cudasched.torch.memory_timeline])
+def test_a_device_that_cannot_be_is_refused(does: Does, ask: Callable[[int], object], device: int) -> None:
+    with pytest.raises(ConfigError, match=f"device = {device}: "):
+        ask(device)
 
 
 def test_a_regions_limit_is_warned_of_once_and_counted(does: Does) -> None:

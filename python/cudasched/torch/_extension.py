@@ -209,7 +209,7 @@ class Totals(ctypes.Structure):
     ]
 
 
-_CLASSES, REGIONS = 3, 16
+_CLASSES, REGIONS, DEVICES = 3, 16, 64
 
 
 class Point(ctypes.Structure):

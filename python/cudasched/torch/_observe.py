@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from cudasched.errors import StateError
+from cudasched.errors import ConfigError, StateError
 from cudasched.torch import _adapter, _extension, _regions
 
 __all__ = ["Memory", "Timeline", "memory", "memory_timeline", "observe"]
@@ -155,6 +155,8 @@ def _observed(device: int | None) -> tuple[_extension.Library, int]:
     if device is None:
         torch: Any = importlib.import_module("torch")
         device = int(torch.cuda.current_device())
+    if not 0 <= device < _extension.DEVICES:
+        raise ConfigError(f"device = {device}: must be from 0 to {_extension.DEVICES - 1}")
     return library, device
 
 
@@ -166,6 +168,7 @@ def memory_timeline(device: int | None = None) -> Timeline:
 
     Raises:
         StateError: `observe` was not called, or was before a fork that this process is a child of.
+        ConfigError: There can be no such device.
     """
     library, device = _observed(device)
     points = library.timeline(device)
@@ -192,6 +195,7 @@ def memory(device: int | None = None) -> Memory:
 
     Raises:
         StateError: `observe` was not called, or was before a fork that this process is a child of.
+        ConfigError: There can be no such device.
     """
     library, device = _observed(device)
     torch: Any = importlib.import_module("torch")
