@@ -137,10 +137,10 @@ void cudasched_torch_begin_with(int device, std::uint64_t address, std::uint64_t
   mine.devices.at(static_cast<std::size_t>(device)).begin_with(address, bytes, stream);
 }
 
-// The snapshot's blocks are counted. From here on a thread takes the records out of the ring.
+// The snapshot's blocks are counted. From here on a thread takes the records out of the ring; where none can be made,
+// only calls of Python do.
 void cudasched_torch_begin() {
-  State& mine = state();
-  std::thread([&mine] {
+  const auto drains = [&mine = state()] {
     while (true) {
       {
         const std::scoped_lock lock(mine.accounts_lock);
@@ -148,7 +148,11 @@ void cudasched_torch_begin() {
       }
       std::this_thread::sleep_for(kDrainEvery);
     }
-  }).detach();
+  };
+  try {
+    std::thread(drains).detach();
+  } catch (const std::exception&) {
+  }
 }
 
 void cudasched_torch_begin_with_reserved(int device, std::uint64_t bytes) {

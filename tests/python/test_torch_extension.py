@@ -343,6 +343,26 @@ def test_a_child_of_fork_begins_with_nothing_whichever_thread_held_the_lock(tmp_
     assert done.stdout == "child 0\n", done.stdout + done.stderr
 
 
+NO_THREAD = """
+import ctypes, resource, sys
+from cudasched.torch import _extension
+
+library = _extension.Library(sys.argv[1])
+library.attach()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = (pages * resource.getpagesize() + (4 << 20), resource.RLIM_INFINITY)  # less than a thread's stack
+resource.setrlimit(resource.RLIMIT_AS, limit)
+library.begin()
+library.begin_with(0, 0x1000, 100, 0)
+print(library.read(0).requested)
+"""
+
+
+def test_without_a_thread_records_are_taken_out_where_memory_is_asked_for(double: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", NO_THREAD, double], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == "100\n", done.stdout + done.stderr
+
+
 def test_memory_before_observe_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_observe, "_library", None)
     with pytest.raises(cudasched.StateError, match=r"cudasched\.torch\.observe"):
