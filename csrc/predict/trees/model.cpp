@@ -421,10 +421,10 @@ SavedModel import_model(std::string_view bytes, const std::string& name) {
 }
 
 SavedModel import_model_file(const std::string& path) {
-  std::error_code unknown;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const bool is_file = std::filesystem::is_regular_file(path, unknown) && file;
-  const std::streamoff size = is_file ? static_cast<std::streamoff>(file.tellg()) : -1;
+  std::error_code error;
+  std::ifstream file;
+  if (std::filesystem::is_regular_file(path, error)) file.open(path, std::ios::binary | std::ios::ate);
+  const std::streamoff size = file.is_open() ? static_cast<std::streamoff>(file.tellg()) : -1;
   if (size < 0) throw ModelError(path + ": cannot be read; check that it exists and is a file");
   if (static_cast<std::uint64_t>(size) > kMaxDocumentBytes) {
     throw ModelError(path + ": " + std::to_string(size) + " bytes are more than the " +
