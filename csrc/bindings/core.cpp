@@ -2,12 +2,10 @@
 // cudasched.errors, classes become names. Meaning, defaults and documentation are python/cudasched's.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -48,16 +46,6 @@ std::int32_t class_number(const std::string& name) {
     if (name == kClassNames[i]) return static_cast<std::int32_t>(i);
   }
   raise("ConfigError", "class '" + name + "' is unknown; there are latency, normal and best_effort");
-}
-
-std::pair<std::string, std::vector<cudasched_client>> read_table(const std::string& path) {
-  std::vector<cudasched_client> clients(64);
-  std::int32_t count = 0;
-  std::array<char, 64> device_name{};
-  check(cudasched_read_table(path.c_str(), clients.data(), static_cast<std::int32_t>(clients.size()), &count,
-                             device_name.data()));
-  clients.resize(static_cast<std::size_t>(count));
-  return {device_name.data(), clients};
 }
 
 // Calls function(begun, *arguments) with an empty list, and after an exception once more with the list as filled. A
@@ -334,15 +322,7 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("fraction"));
   module.def("unbind_stream", [](std::uint64_t stream) { check(cudasched_unbind_stream(stream)); }, py::arg("stream"));
-  module.def(
-      "coverage_start",
-      [](const std::optional<std::filesystem::path>& path) {
-        check_unlocked([&] { return cudasched_coverage_start(path ? path->c_str() : nullptr); });
-      },
-      py::arg("cupti_path"));
-  module.def("coverage_flush", [] { check_unlocked(&cudasched_coverage_flush); });
   module.def("run_directory", [] { return path_by(&cudasched_run_directory); });
-  module.def("read_table", &read_table, py::arg("path"));
   module.def("read_counts", &read_counts, py::arg("path"));
   module.def("counts", [] {
     cudasched_counts counts{};

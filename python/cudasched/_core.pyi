@@ -28,7 +28,7 @@ class State:
     driver_path: Final[str]
 
 class Client:
-    """One client of one table; a copy, taken by ``read_table``."""
+    """One client of one table; a copy, taken by ``read_counts``."""
 
     slot: Final[int]
     client_class: Final[str]
@@ -162,20 +162,11 @@ def partition_stream(fraction: float) -> int:
 def unbind_stream(stream: int) -> None:
     """Takes it away; a stream without one is left alone."""
 
-def coverage_start(cupti_path: str | None) -> None:
-    """Counts what the device runs from here on. None: the loader's search. Raises Error, HookError."""
-
-def coverage_flush() -> None:
-    """Waits until the device's finished work is counted. Raises Error."""
-
 def run_directory() -> str:
     """Where the tables of this user are."""
 
-def read_table(path: str) -> tuple[str, list[Client]]:
-    """The GPU's name and its clients. Raises ArbiterError."""
-
 def read_counts(path: str) -> tuple[str, list[tuple[Client, Counts | None]]]:
-    """The same with what the clients' processes have counted, once a process. Raises ArbiterError."""
+    """The GPU's name and its clients, with what their processes have counted, once a process. Raises ArbiterError."""
 
 def counted() -> dict[str, tuple[str, str]]:
     """The metric, without ``cudasched_``, and the meaning of each number and each histogram of `Counts`."""
@@ -309,8 +300,6 @@ class ReplaySettings:
     priorities: bool
     linger_ns: int
     margin_ns: int
-    long_ns: int
-    turn_ns: int
     prediction_sigma: float
     switch_ns: int
     cold_ns: int
@@ -326,7 +315,6 @@ class ReplayedClient:
     launches: Final[int]
     gpu_ns: Final[int]
     gate_wait_ns: Final[int]
-    longest_gate_wait_ns: Final[int]
     mean_lead_ns: Final[float]
     latencies_ns: Final[list[int]]
     unserved: Final[int]
