@@ -494,8 +494,9 @@ def turns(session: Session) -> None:
         raise HarnessError("a training's memory never moved")
     session.store.keep("turns/0", made)
     session.say(
-        f"{memory >> 30} GiB, {block * BLOCKS >> 30} GiB each, turns of {turn_s:.1f} s: alone {made['alone_ms']} ms a step, "
-        f"{steps} steps together {made['together_ms'] / 1e3:.1f} s, {sum(map(len, made['moves']))} moves"
+        f"{memory >> 30} GiB, {block * BLOCKS >> 30} GiB each, turns of {turn_s:.1f} s: alone "
+        f"{made['alone_ms']} ms a step, {steps} steps "
+        f"together {made['together_ms'] / 1e3:.1f} s, {sum(map(len, made['moves']))} moves"
     )
 
 

@@ -58,7 +58,6 @@ class TraceFile {
   // The first file's path, less its number and suffix: that of all of them.
   const std::string& base() const noexcept { return base_; }
   bool failed() const noexcept { return failed_; }
-  std::uint64_t files() const noexcept { return number_; }
   std::uint64_t rotated_away() const noexcept { return rotated_away_; }  // records that were in deleted files
 
  private:
