@@ -451,8 +451,9 @@ def test_without_the_hook_a_recording_is_refused(python: Run, no_driver: Path) -
     assert not list(Path().glob("a.parquet*"))
 
 
-def test_without_pyarrow_the_message_says_what_to_install(python: Run, simulated: Path) -> None:
-    ended = python("import sys; sys.modules['pyarrow'] = None\nimport cudasched\ncudasched.collect.read('x')")
+@pytest.mark.parametrize("package", ["pyarrow", "numpy"])
+def test_without_a_package_the_message_says_what_to_install(python: Run, simulated: Path, package: str) -> None:
+    ended = python(f"import sys; sys.modules['{package}'] = None\nimport cudasched\ncudasched.collect.read('x')")
     assert ended.returncode == 1
     assert "pip install 'cudasched[collect]'" in ended.stderr
 

@@ -259,13 +259,13 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
         ConfigError: The gap is out of its limits.
         Error: It cannot be read or replayed (`cudasched.simulate.read_trace`), has no launches, or times below 0.
     """
-    import numpy as np
-    import pyarrow.compute as pc
-
     from cudasched import collect
 
     file = Path(path)
     table = collect.read(file)
+    import numpy as np
+    import pyarrow.compute as pc
+
     if len(table) == 0:
         raise Error(f"{file} has no launches: record the program while it works, with `cudasched collect`")
     wrong = pc.sum(pc.less(table["duration_ns"], 0)).as_py() or pc.sum(pc.less(table["start_ns"], 0)).as_py()

@@ -30,13 +30,14 @@ def arrow() -> Any:
     """The module ``pyarrow``.
 
     Raises:
-        Error: pyarrow is not installed.
+        Error: pyarrow or NumPy is not installed.
     """
     try:
+        import numpy  # noqa: F401  # data sets need it, too: better said before a program runs
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise Error(f"data sets need pyarrow ({error}): pip install 'cudasched[collect]'") from None
+        raise Error(f"data sets need pyarrow and NumPy ({error}): pip install 'cudasched[collect]'") from None
     return pyarrow
 
 
