@@ -94,13 +94,13 @@ MODES: Mapping[str, Mode] = {
     "cudasched_slices": Mode(
         "cudasched, time slices",
         simulate.Arm("open", offload=False, time_slice_us=1.0),
-        "cudasched run --class best-effort -- PROGRAM; the server as it is",
+        "cudasched run --class best_effort -- PROGRAM; the server as it is",
         {"p50": (0.96, 1.0, 1.18), "p99": (0.96, 1.1, 1.37), "best_effort": (0.77, 1.0, 1.04)},
     ),
     "cudasched_mps": Mode(
         "cudasched, MPS",
         simulate.Arm("strict", lead_us=simulate.ADAPTIVE, sharing="mps"),
-        "cudasched run --mps --class latency -- SERVER; cudasched run --mps --class best-effort -- PROGRAM",
+        "cudasched run --mps --class latency -- SERVER; cudasched run --mps --class best_effort -- PROGRAM",
         {"p50": (0.96, 1.0, 1.35), "p99": (0.82, 1.0, 1.39), "best_effort": (0.78, 1.0, 1.12)},
     ),
     "cudasched_one_process": Mode(
