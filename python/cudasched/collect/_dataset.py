@@ -382,7 +382,10 @@ def read(path: str | os.PathLike[str]) -> pa.Table:
     except Error:
         raise
     except FileNotFoundError:
-        raise Error(f"there is no data set at {file}, nor journals at {journals}") from None
+        raise Error(
+            f"there is no data set at {file}, nor journals at {journals}; "
+            f"`cudasched collect -o {file} -- PROGRAM` makes one"
+        ) from None
     except MemoryError:
         raise Error(f"{file} cannot be read: the file is damaged, or needs more memory than the machine has") from None
     except Exception as error:  # pyarrow has no common class for the errors of a damaged file
