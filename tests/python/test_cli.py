@@ -196,6 +196,16 @@ def test_no_such_program(cudasched: Run, simulated: Path) -> None:
         assert f"no such program: {name}" in one_line(done.stderr)
 
 
+def test_a_script_without_its_interpreter_is_no_program_and_the_message_says_so(
+    cudasched: Run, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    monkeypatch.chdir(tmp_path)
+    done = cudasched("run", "--", "train.py")
+    assert done.returncode == 127
+    assert "no such program: train.py; a file of this name is here: put its interpreter or ./" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize("driver", ["simulated", "no_driver"])
 def test_programs_that_cannot_run(cudasched: Run, tmp_path: Path, driver: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(driver)

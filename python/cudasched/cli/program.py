@@ -51,7 +51,8 @@ def find_program(name: str, search_path: str) -> Path:
     if "/" not in name:
         found = shutil.which(name, path=search_path) or shutil.which(name, mode=os.F_OK, path=search_path)
     if not found or not os.path.exists(found):
-        raise ProgramError(f"no such program: {name}", _NOT_FOUND)
+        here = "; a file of this name is here: put its interpreter or ./ before it" if os.path.isfile(name) else ""
+        raise ProgramError(f"no such program: {name}{here}", _NOT_FOUND)
     path = Path(found)
     if path.is_dir():
         raise ProgramError(f"{path} is a directory, not a program")
