@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cudasched._text import printable
 
@@ -16,6 +16,7 @@ __all__ = ["PIPE_COLUMNS", "Column", "fitted", "terminal_columns"]
 
 PIPE_COLUMNS = 160
 _LEAST_NAME = 18
+_SHORTEST_NAME = 8  # where the columns that never go have no room for more
 _BORDERS = 3  # a column's: two blanks and a line
 
 
@@ -80,19 +81,23 @@ def fitted(columns: Sequence[Column], width: int, *, title: str = "") -> Table:
     chosen = [column._replace(cells=[printable(cell) for cell in column.cells]) for column in columns]
 
     def needed() -> int:
-        least = (min(_width(column), _LEAST_NAME) if column.may_shorten else _width(column) for column in chosen)
-        return 1 + sum(one + _BORDERS for one in least)
+        widths = (min(_width(column), _LEAST_NAME) if column.may_shorten else _width(column) for column in chosen)
+        return 1 + sum(one + _BORDERS for one in widths)
 
     while needed() > width and any(column.importance for column in chosen):
-        least = min((column for column in chosen if column.importance), key=lambda column: column.importance)
-        chosen.remove(least)
+        first = min((column for column in chosen if column.importance), key=lambda column: column.importance)
+        chosen.remove(first)
     room = width - needed()
     table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     for place, column in enumerate(chosen):
         if column.may_shorten:
-            characters = min(_width(column), _LEAST_NAME + max(room, 0))
+            full = _width(column)
+            least = _LEAST_NAME if room >= 0 else min(full, _LEAST_NAME)
+            characters = min(full, max(least + room, _SHORTEST_NAME))
             chosen[place] = column._replace(cells=[shortened(cell, characters) for cell in column.cells])
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True, overflow="crop")
+        # Where there is no room at all the terminal cuts the last column; rich would cut a bit of each number.
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=True, min_width=_width(chosen[place]))
     for cells in zip(*(column.cells for column in chosen), strict=True):
         table.add_row(*(Text(cell, style=column.style) for cell, column in zip(cells, chosen, strict=True)))
     return table

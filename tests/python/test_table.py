@@ -39,6 +39,13 @@ def test_what_is_shown_is_shown_whole(width: int) -> None:
     assert " train.py " in rows[1]
 
 
+@pytest.mark.parametrize("width", [20, 30, 35])
+def test_where_nothing_has_room_a_name_gets_short_and_no_number_is_cut(width: int) -> None:
+    shown = [line for line in lines(COLUMNS, width) if "196" in line]
+    assert [line.split()[1] for line in shown] == ["19640", "19643"]
+    assert max(map(len, shown)) <= width
+
+
 def test_the_least_important_columns_go_first() -> None:
     gone: list[str] = []
     for width in range(140, 39, -1):
