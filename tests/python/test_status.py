@@ -354,6 +354,15 @@ def test_watch_goes_on_until_interrupted(simulated: Path, command: str) -> None:
     assert watch.wait(timeout=PATIENCE_S) == 0
 
 
+def test_watch_into_a_pipe_prints_each_second(simulated: Path, command: str) -> None:
+    """`status --watch | head` never ended: a live display prints into a pipe at its end alone."""
+    watch = subprocess.Popen([command, "status", "--watch"], stdout=subprocess.PIPE, text=True)
+    assert watch.stdout is not None
+    assert all(watch.stdout.readline().startswith("no clients") for _ in range(2))
+    watch.stdout.close()
+    assert watch.wait(timeout=PATIENCE_S) == 1
+
+
 def test_best_effort_that_slips_past_is_said_once_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -347,6 +348,13 @@ def show_status(*, as_json: bool, watch: bool) -> int:
                 time.sleep(_WATCH_S)
                 devices = status()
                 print(_as_json(devices), flush=True)
+        elif watch and (not console.is_terminal or console.is_dumb_terminal):
+            while True:  # rich's Live would print at the end alone
+                for part in _parts(devices, console.width):
+                    console.print(part, soft_wrap=isinstance(part, Text))
+                sys.stdout.flush()
+                time.sleep(_WATCH_S)
+                devices = status()
         elif watch:
             with Live(Group(*_parts(devices, console.width)), console=console, auto_refresh=False) as live:
                 while True:
