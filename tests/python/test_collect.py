@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from cudasched import collect, errors
+from cudasched.cli.collect import _report
 from cudasched.collect._dataset import _counts_agree, convert, journals_of, schema
 from cudasched.collect._journal import scan
 from support import PATIENCE_S, ROOT, Run
@@ -461,6 +462,15 @@ def test_without_a_package_the_message_says_what_to_install(python: Run, simulat
 def test_importing_cudasched_loads_neither_pyarrow_nor_numpy(python: Run, no_driver: Path) -> None:
     ended = python("import cudasched, cudasched.collect, sys; print('pyarrow' in sys.modules, 'numpy' in sys.modules)")
     assert ended.stdout.split() == ["False", "False"], ended.stderr
+
+
+@pytest.mark.parametrize(("stays", "said"), [(True, "kept.parquet: 3 launches"), (False, "recorded 3 launches")])
+def test_a_file_that_does_not_stay_is_not_named(stays: bool, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`cudasched advise` named its own temporary file."""
+    metadata = {"rows": "3", "cudasched.processes": "1", "cudasched.timing": "events"}
+    assert _report(Path("kept.parquet"), metadata, quiet=False, stays=stays) == 0
+    error = capsys.readouterr().err
+    assert error == f"cudasched: {said} of 1 process, timed by events\n"
 
 
 # ---- journals and data sets

@@ -155,7 +155,7 @@ def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], 
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
+def _report(output: Path, metadata: dict[str, str], quiet: bool, stays: bool) -> int:
     """Reports the recording, unless `quiet` and nothing is wrong. Returns 1 if nothing was recorded, else 0."""
 
     def number(name: str) -> int:
@@ -166,7 +166,8 @@ def _report(output: Path, metadata: dict[str, str], quiet: bool) -> int:
         if not quiet:
             processes = counted(number("processes"), "process", "processes")
             launches = counted(rows, "launch", "launches")
-            _say(f"{output}: {launches} of {processes}, timed by {metadata['cudasched.timing']}")
+            where = f"{output}: " if stays else "recorded "
+            _say(f"{where}{launches} of {processes}, timed by {metadata['cudasched.timing']}")
     else:
         kept = f"; {output} was there before, and is kept as it was" if "kept" in metadata else ""
         _say(
@@ -257,5 +258,5 @@ def _finish(directory: Path, target: Output, code: int, quiet: bool, stays: bool
     except OSError as error:
         raise unwritten(target.path, error, directory, "collect", stays=stays) from error
     shutil.rmtree(directory, ignore_errors=True)
-    nothing = _report(target.path, metadata, quiet)
+    nothing = _report(target.path, metadata, quiet, stays or target.is_stream)
     return code or nothing
