@@ -11,7 +11,7 @@ from cudasched._text import printable
 from cudasched._version import __version__
 from cudasched.errors import Error
 
-__all__ = ["SCHEMA_VERSION", "document", "page"]
+__all__ = ["SCHEMA_VERSION", "document", "page", "require_jinja2"]
 
 SCHEMA_VERSION = 1
 
@@ -26,6 +26,21 @@ def document(kind: str, data: Any) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "version": __version__, "data": data})
 
 
+def require_jinja2(extra: str) -> None:
+    """Called before a program runs for a page: the missing package would be said only after the run.
+
+    Args:
+        extra: As for `page`.
+
+    Raises:
+        Error: jinja2 is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise Error(f"HTML reports need jinja2: pip install 'cudasched[{extra}]'") from None
+
+
 def page(template: Path, extra: str, filters: dict[str, Callable[..., Any]], **values: object) -> str:
     """One HTML document of a template: all values are escaped.
 
@@ -38,10 +53,9 @@ def page(template: Path, extra: str, filters: dict[str, Callable[..., Any]], **v
     Raises:
         Error: jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise Error(f"HTML reports need jinja2: pip install 'cudasched[{extra}]'") from None
+    require_jinja2(extra)
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

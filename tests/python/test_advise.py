@@ -839,6 +839,13 @@ def test_command_says_what_is_wrong_before_it_runs_anything(
         run(*arguments)
 
 
+def test_a_missing_package_for_the_report_is_said_before_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.setattr(cli, "_record", lambda *_, **__: pytest.fail("the program ran"))
+    with pytest.raises(Error, match=r"HTML reports need jinja2: pip install 'cudasched\[advise\]'"):
+        run("-o", "report.html", "--", "python")
+
+
 def test_command_ends_as_the_program_ended(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -519,6 +519,17 @@ def test_too_few_runs_are_refused_before_the_program_runs(cudasched: Run, simula
     assert len(done.stderr.splitlines()) == 1 and not Path("ran").exists()
 
 
+def test_a_missing_package_is_said_before_the_program_runs(python: Run, simulated: Path, tmp_path: Path) -> None:
+    """Six runs of the program were lost where SciPy was missing."""
+    baseline.save(made(), tmp_path / "b.json")
+    done = python(
+        "import sys\nsys.modules['scipy'] = None\nfrom cudasched.cli import main\n"
+        f"sys.argv = ['cudasched', 'baseline', 'check', {str(tmp_path / 'b.json')!r}, '--', 'touch', 'ran']\nmain()"
+    )
+    assert done.returncode == 1 and "baselines need SciPy" in done.stderr
+    assert not Path("ran").exists()
+
+
 def test_a_program_without_launches_is_no_observation(cudasched: Run, simulated: Path) -> None:
     done = cudasched("baseline", "save", "--timing", "events", "--runs", "2", "--", "true")
     assert done.returncode == 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cudasched._document import document
+from cudasched._document import document, require_jinja2
 from cudasched._output import Output
 from cudasched._table import terminal_columns
 from cudasched.cli.advise import _output_to_stderr
@@ -43,6 +43,8 @@ def command(
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
     target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
+    if target is not None and target.path.suffix.lower() == ".html":
+        require_jinja2("advise")
 
     from rich.console import Console
 

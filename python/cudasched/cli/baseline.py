@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudasched._document import document
+from cudasched._document import document, require_jinja2
 from cudasched._output import Output
 from cudasched._table import terminal_columns
 from cudasched._text import counted
@@ -164,13 +164,16 @@ def check(
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
     _check_options(program, data, runs, timing)
     target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
+    if target is not None and target.path.suffix.lower() == ".html":
+        require_jinja2("baseline")
 
     from rich.console import Console
 
     from cudasched.observe import baseline
-    from cudasched.observe.baseline._compare import refuse_too_few
+    from cudasched.observe.baseline._compare import refuse_too_few, scipy_stats
 
     # Before the program runs, which may take long.
+    scipy_stats()
     before = baseline.load(file)
     refuse_too_few(len(before.runs), len(data) if data else runs or _RUNS, false_alarms / 100)
     now = _measured(program, data, runs=runs or _RUNS, timing=_timing(timing, before), quiet=json)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudasched.errors import Error
 
@@ -26,7 +26,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MOST_EXCHANGES", "Difference", "compare", "exchanges", "least_runs", "refuse_too_few", "runs_needed"]
+__all__ = [
+    "MOST_EXCHANGES",
+    "Difference",
+    "compare",
+    "exchanges",
+    "least_runs",
+    "refuse_too_few",
+    "runs_needed",
+    "scipy_stats",
+]
 
 MOST_EXCHANGES = 20_000
 """Of more ways to exchange the runs than these, so many are drawn at random."""
@@ -154,6 +163,19 @@ def _stepped_down(statistics: NDArray[np.float64]) -> NDArray[np.float64]:
     return adjusted
 
 
+def scipy_stats() -> Any:
+    """The module ``scipy.stats``.
+
+    Raises:
+        Error: SciPy is not installed.
+    """
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise Error(f"baselines need SciPy ({error}): pip install 'cudasched[baseline]'") from None
+    return stats
+
+
 def compare(
     before: NDArray[np.float64],
     after: NDArray[np.float64],
@@ -174,10 +196,7 @@ def compare(
     """
     import numpy as np
 
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise Error(f"baselines need SciPy ({error}): pip install 'cudasched[baseline]'") from None
+    stats = scipy_stats()
     refuse_too_few(len(before), len(after), alpha)
     values = np.vstack([before, after])
     # About the middle, which changes nothing but the rounding.
