@@ -211,9 +211,8 @@ def _run_directory() -> Iterator[Check]:
         if os.access(parent, os.W_OK | os.X_OK):
             yield Check("run directory", "ok", f"{directory} (made by the first program)")
         else:
-            yield Check(
-                "run directory", "problem", f"{directory} cannot be made: you may not write to {parent}", remedy
-            )
+            why = f"you may not write to {parent}" if parent.is_dir() else f"there is no directory {parent}"
+            yield Check("run directory", "problem", f"{directory} cannot be made: {why}", remedy)
         return
     except OSError as error:
         yield Check("run directory", "problem", f"{directory}: {error.strerror}", remedy)

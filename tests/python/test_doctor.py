@@ -119,6 +119,14 @@ def test_an_integrated_gpu_is_named_with_the_hosts_memory(
     )
 
 
+def test_a_run_directory_without_a_parent_is_told_from_one_that_may_not_be_made(
+    own_run_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_RUN_DIR", str(own_run_directory / "none" / "below"))
+    (check,) = found("run directory")
+    assert check.outcome == "problem" and check.found.endswith(f"there is no directory {own_run_directory / 'none'}")
+
+
 def test_a_run_directory_that_cannot_serve_is_a_problem(own_run_directory: Path) -> None:
     (check,) = found("run directory")
     assert check.outcome == "ok" and "made by the first program" in check.found
