@@ -289,7 +289,9 @@ def test_a_latency_client_asks_a_program_again_that_was_busy(stage: Stage) -> No
     training, pointer = that_holds(stage, 750)
     server = stage.run("latency", **PATIENT, **UNHURRIED)
     server.call(ALLOCATOR)
+    launched = training.count("offloaded_launches")
     training.call(f"pointer = {pointer}\n{ASKING}gpu.launch(us=300000)")  # for six seconds
+    eventually(lambda: training.count("offloaded_launches") > launched, "it is busy")
     assert server.number(f"allocate({750 * MIB})") > 0
     assert clients()[training.pid].memory_refusals > 0
 
