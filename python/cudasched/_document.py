@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cudasched._output import Output
 from cudasched._text import printable
 from cudasched._version import __version__
 from cudasched.errors import Error
 
-__all__ = ["SCHEMA_VERSION", "document", "page", "require_jinja2"]
+__all__ = ["SCHEMA_VERSION", "document", "page", "report_file"]
 
 SCHEMA_VERSION = 1
 
@@ -26,15 +27,24 @@ def document(kind: str, data: Any) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, "kind": kind, "version": __version__, "data": data})
 
 
-def require_jinja2(extra: str) -> None:
-    """Called before a program runs for a page: the missing package would be said only after the run.
+def report_file(path: Path | None, extra: str) -> Output | None:
+    """Where a command writes its report, HTML or JSON, looked at before a program runs for it.
 
     Args:
+        path: The option's; None: there is no report.
         extra: As for `page`.
 
     Raises:
-        Error: jinja2 is not installed.
+        ConfigError: The file cannot be written, or its name ends otherwise.
+        Error: An HTML report needs jinja2, which is not installed.
     """
+    target = None if path is None else Output(path, option="-o", formats=(".html", ".json"))
+    if target is not None and target.path.suffix.lower() == ".html":
+        _require_jinja2(extra)
+    return target
+
+
+def _require_jinja2(extra: str) -> None:
     try:
         import jinja2  # noqa: F401
     except ImportError:
@@ -53,7 +63,7 @@ def page(template: Path, extra: str, filters: dict[str, Callable[..., Any]], **v
     Raises:
         Error: jinja2 is not installed.
     """
-    require_jinja2(extra)
+    _require_jinja2(extra)
     import jinja2
 
     environment = jinja2.Environment(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cudasched._document import document, require_jinja2
-from cudasched._output import Output
+from cudasched._document import document, report_file
 from cudasched._scratch import Scratch
 from cudasched._table import Column, fitted, terminal_columns
 from cudasched._text import printable
@@ -214,9 +213,7 @@ def command(
         refuse(context, ("timing",), "the recording's launches are timed already")
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
-    if target is not None and target.path.suffix.lower() == ".html":
-        require_jinja2("advise")
+    target = report_file(output, "advise")
 
     from rich.console import Console
 

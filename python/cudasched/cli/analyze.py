@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cudasched._document import document, require_jinja2
-from cudasched._output import Output
+from cudasched._document import document, report_file
 from cudasched._table import terminal_columns
 from cudasched.cli.advise import _output_to_stderr
 from cudasched.errors import ConfigError
@@ -42,9 +41,7 @@ def command(
     """Show the limits of a program's kernels by hardware counters, through Nsight Compute: sectors, caches, stalls."""
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
-    if target is not None and target.path.suffix.lower() == ".html":
-        require_jinja2("advise")
+    target = report_file(output, "advise")
 
     from rich.console import Console
 

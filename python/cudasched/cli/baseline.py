@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cudasched._document import document, require_jinja2
+from cudasched._document import document, report_file
 from cudasched._output import Output
 from cudasched._table import terminal_columns
 from cudasched._text import counted
@@ -163,9 +163,7 @@ def check(
 ) -> int:
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
     _check_options(program, data, runs, timing)
-    target = None if output is None else Output(output, option="-o", formats=(".html", ".json"))
-    if target is not None and target.path.suffix.lower() == ".html":
-        require_jinja2("baseline")
+    target = report_file(output, "baseline")
 
     from rich.console import Console
 
