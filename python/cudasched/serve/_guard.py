@@ -177,8 +177,8 @@ class Callers:
         if authorization:
             self._wrong.wait_s(address)
             self._refused(address)
-            return Refusal("that is not the token: `cudasched serve` says which file it is in")
-        return Refusal("a bearer token is needed: `cudasched serve` says which file it is in")
+            return Refusal("that is not the token: the server says at its start which file it is in")
+        return Refusal("a bearer token is needed: the server says at its start which file it is in")
 
 
 class _TooLargeError(Exception):

@@ -48,7 +48,9 @@ def _open_private(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise ConfigError(f"{path} is a link, which is not followed: name the file itself") from None
-        raise ConfigError(f"{path} cannot be opened: {error.strerror}") from None
+        raise ConfigError(
+            f"{path} cannot be opened: {error.strerror}; --token-file and --audit-log name other places"
+        ) from None
     found = os.fstat(number)
     why = ""
     if not stat.S_ISREG(found.st_mode):
