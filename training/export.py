@@ -149,12 +149,12 @@ def export(model: Path, data: Path, out: Path) -> None:
     launches = load(data)
     mdape = check(booster, launches, feature_names())
     shipped = Model.from_xgboost(booster, replay=rows_to_replay(launches))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    shipped.save(out)
     some = launches.rows[:1000]
     expected = booster.inplace_predict(some, predict_type="margin", validate_features=False)
-    if Model(out).margins(some).tobytes() != np.asarray(expected).tobytes():
-        raise ExportError(f"{out} answers otherwise than XGBoost")
+    if shipped.margins(some).tobytes() != np.asarray(expected).tobytes():
+        raise ExportError("it answers otherwise than XGBoost")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shipped.save(out)
     out.with_suffix(".md").write_text(card(report, mdape, out.stem))
     print(f"{out}: {out.stat().st_size / 1024:.0f} KiB, median error on its own data {mdape:.1%}")
 

@@ -124,6 +124,17 @@ def test_a_refused_model_leaves_no_file(trained: Path, sweeps: Path, tmp_path: P
     assert not out.exists()
 
 
+def test_nor_does_one_that_answers_otherwise_in_cpp(
+    trained: Path, sweeps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cudasched.predictor import Model
+
+    monkeypatch.setattr(Model, "margins", lambda self, rows: np.zeros(len(rows), np.float32))
+    out = tmp_path / "sm_90.ubj"
+    assert export.main(["--model", str(trained), "--data", str(sweeps), "--out", str(out)]) == 1
+    assert "it answers otherwise than XGBoost" in capsys.readouterr().err and not out.exists()
+
+
 @pytest.mark.parametrize("what", ["train", "evaluate", "export"])
 @pytest.mark.parametrize(
     ("data", "says"),
