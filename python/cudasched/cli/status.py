@@ -348,23 +348,22 @@ def show_status(*, as_json: bool, watch: bool) -> int:
                 time.sleep(_WATCH_S)
                 devices = status()
                 print(_as_json(devices), flush=True)
-        elif watch and (not console.is_terminal or console.is_dumb_terminal):
-            while True:  # rich's Live would print at the end alone
-                for part in _parts(devices, console.width):
-                    console.print(part, soft_wrap=isinstance(part, Text))
-                sys.stdout.flush()
-                time.sleep(_WATCH_S)
-                devices = status()
-        elif watch:
+        elif watch and console.is_terminal and not console.is_dumb_terminal:
             with Live(Group(*_parts(devices, console.width)), console=console, auto_refresh=False) as live:
                 while True:
                     time.sleep(_WATCH_S)
                     devices = status()
                     console.width = terminal_columns()
                     live.update(Group(*_parts(devices, console.width)), refresh=True)
-        else:
-            for part in _parts(devices, console.width):
-                console.print(part, soft_wrap=isinstance(part, Text))  # paths stay whole where they are piped
+        else:  # elsewhere Live would print at the end alone
+            while True:
+                for part in _parts(devices, console.width):
+                    console.print(part, soft_wrap=isinstance(part, Text))  # paths stay whole where they are piped
+                if not watch:
+                    break
+                sys.stdout.flush()
+                time.sleep(_WATCH_S)
+                devices = status()
     except KeyboardInterrupt:
         pass
     return 1 if any(device.error for device in devices) else 0

@@ -61,9 +61,16 @@ def tune(
     """
     if replay is not None:
         passed_over = {
-            **{"kernel": kernel, "space": space, "shape": shape, "device": device, "compiler": compiler != "auto"},
-            **{"options": options, "launches": launches != 1, "limits": limits},
-            **{"sanitize": sanitize, "profile": profile},
+            "kernel": kernel,
+            "space": space,
+            "shape": shape,
+            "device": device,
+            "compiler": compiler != "auto",
+            "options": options,
+            "launches": launches != 1,
+            "limits": limits,
+            "sanitize": sanitize,
+            "profile": profile,
         }
         if given := [name for name, value in passed_over.items() if value]:
             raise ConfigError(f"a replay takes no {', '.join(given)}: nothing is compiled or run")
