@@ -445,8 +445,10 @@ def test_save_and_check_find_five_percent_in_one_kernel(cudasched: Run, program:
 
 
 def test_runs_that_another_command_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer
     from cudasched.cli import baseline as command
 
+    context = typer.Context(typer.main.get_command(command.app))
     file = tmp_path / "b.json"
     baseline.save(made(), file)
 
@@ -462,7 +464,7 @@ def test_runs_that_another_command_adds_meanwhile_stay(tmp_path: Path, monkeypat
         return made(seed=3)
 
     monkeypatch.setattr(command, "_measured", recorded)
-    assert command.save(["true"], output=file, add=True) == 0
+    assert command.save(context, ["true"], output=file, add=True) == 0
     assert len(baseline.load(file).runs) == 18
 
 

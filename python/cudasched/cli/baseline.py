@@ -16,6 +16,7 @@ from cudasched._document import document, report_file
 from cudasched._output import Output
 from cudasched._table import terminal_columns
 from cudasched._text import counted
+from cudasched.cli._options import refuse
 from cudasched.cli.advise import _output_to_stderr
 from cudasched.errors import ConfigError
 
@@ -53,13 +54,7 @@ _Timing = Annotated[
     ),
 ]
 _Runs = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=_MOST_RUNS,
-        help="How often to run the program: each run is one observation.",
-        show_default=str(_RUNS),
-    ),
+    int, typer.Option(min=1, max=_MOST_RUNS, help="How often to run the program: each run is one observation.")
 ]
 
 
@@ -77,16 +72,19 @@ def _timing(asked: str | None, earlier: Baseline | None) -> str:
     return asked or (earlier.timing if earlier else "") or _TIMINGS[0]
 
 
-def _check_options(program: list[str] | None, data: list[Path] | None, runs: int | None, timing: str | None) -> None:
+def _check_options(
+    context: typer.Context, program: list[str] | None, data: list[Path] | None, timing: str | None
+) -> None:
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or recordings with --data; one of the two")
     if timing is not None and timing not in _TIMINGS:
         raise ConfigError(f"--timing {timing}: it is {' or '.join(_TIMINGS)}")
-    for option, value in (("--runs", runs), ("--timing", timing)):
-        if data and value is not None:
-            raise ConfigError(
-                f"{option}: it is for a program's runs, and each recording of --data is one, timed already"
-            )
+    if data:
+        refuse(
+            context,
+            ("runs", "timing"),
+            "it is for a program's runs, and each recording of --data is one, timed already",
+        )
     doubled = [path for place, path in enumerate(data or []) if path in (data or [])[:place]]
     if doubled:
         raise ConfigError(f"--data {doubled[0]} is given twice: each recording is one run")
@@ -109,20 +107,21 @@ def _alone(output: Path) -> Iterator[None]:
     epilog="Example: cudasched baseline save -o baseline.json -- python train.py",
 )
 def save(
+    context: typer.Context,
     program: _Program = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The baseline, a JSON file.")] = Path("baseline.json"),
     add: Annotated[bool, typer.Option("--add", help="Add the runs to those that the file has.")] = False,
-    runs: _Runs = None,
+    runs: _Runs = _RUNS,
     data: _Data = None,
     timing: _Timing = None,
 ) -> int:
     """Run a program several times, and keep how long its kernels, regions and waits took."""
-    _check_options(program, data, runs, timing)
+    _check_options(context, program, data, timing)
     from cudasched.observe import baseline
 
     target = Output(output, option="-o")
     earlier = baseline.load(output) if add else None
-    made = _measured(program, data, runs=runs or _RUNS, timing=_timing(timing, earlier), quiet=False)
+    made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
     with _alone(output):
         if add:  # another command may have added runs since
             made = baseline.merged(baseline.load(output), made, str(output), "the new recording")
@@ -138,13 +137,14 @@ def save(
     epilog="Example: cudasched baseline check baseline.json -o report.html -- python train.py",
 )
 def check(
+    context: typer.Context,
     file: Annotated[Path, typer.Argument(metavar="BASELINE", help="A file of `cudasched baseline save`.")],
     program: _Program = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the report: report.html or report.json.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) in place of a table.")] = False,
-    runs: _Runs = None,
+    runs: _Runs = _RUNS,
     data: _Data = None,
     timing: _Timing = None,
     least_change: Annotated[
@@ -162,7 +162,7 @@ def check(
     top: Annotated[int, typer.Option(min=0, help="Show so many rows, 0: all.")] = 20,
 ) -> int:
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
-    _check_options(program, data, runs, timing)
+    _check_options(context, program, data, timing)
     target = report_file(output, "baseline")
 
     from rich.console import Console
@@ -173,8 +173,8 @@ def check(
     # Before the program runs, which may take long.
     scipy_stats()
     before = baseline.load(file)
-    refuse_too_few(len(before.runs), len(data) if data else runs or _RUNS, false_alarms / 100)
-    now = _measured(program, data, runs=runs or _RUNS, timing=_timing(timing, before), quiet=json)
+    refuse_too_few(len(before.runs), len(data) if data else runs, false_alarms / 100)
+    now = _measured(program, data, runs=runs, timing=_timing(timing, before), quiet=json)
     found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"
