@@ -5,6 +5,7 @@
 #include "arbiter/table.hpp"
 #include "arbiter/table_file.hpp"
 #include "base/clock.hpp"
+#include "base/sleep.hpp"
 
 namespace cudasched::arbiter {
 namespace control {
@@ -96,7 +97,7 @@ void note_read(std::atomic<std::uint64_t>& word, std::uint16_t number) noexcept 
 Outcome give_up(Table& table, int slot, std::uint16_t number) noexcept {
   auto& word = table.slot(slot).control;
   if (control::withdraw(word, number)) return Outcome::kWithdrawn;
-  for (const std::int64_t until_ns = now_ns() + kUnclearNs; now_ns() < until_ns; pause_ns(kLookNs)) {
+  for (const std::int64_t until_ns = now_ns() + kUnclearNs; now_ns() < until_ns; sleep_ns(kLookNs)) {
     if (const auto outcome = control::answer(word, number)) return *outcome;
     if (!table.alive(slot)) return Outcome::kEnded;
   }
@@ -124,7 +125,7 @@ Outcome change(Table& table, std::uint64_t process, const Change& change, std::i
     if (!left_to_another) number = control::ask(table.slot(slot).control, seen, change);
     if (number) break;
     if (now >= until_ns + (left_to_another ? kUnreadNs : 0)) return Outcome::kBusy;
-    pause_ns(kLookNs);
+    sleep_ns(kLookNs);
   }
   while (true) {
     if (const auto outcome = control::answer(table.slot(slot).control, *number)) {
@@ -137,7 +138,7 @@ Outcome change(Table& table, std::uint64_t process, const Change& change, std::i
       note_read(table.slot(slot).control, *number);
       return outcome;
     }
-    pause_ns(kLookNs);
+    sleep_ns(kLookNs);
   }
 }
 

@@ -22,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/futex.hpp"
+#include "base/sleep.hpp"
 
 namespace cudasched::arbiter {
 
@@ -286,7 +287,7 @@ int Table::claim(const ClientInfo& client) {
                        " was removed, or replaced by another version of cudasched; restart this program");
   }
   for (int attempt = 0; attempt < kClaimAttempts; ++attempt) {
-    if (attempt > 0) pause_ns(kNsPerMs);  // a reaper may hold the lock of a dead client's slot for a moment
+    if (attempt > 0) sleep_ns(kNsPerMs);  // a reaper may hold the lock of a dead client's slot for a moment
     const std::lock_guard slots(file.slots);
     reap_dead(file, ~std::uint64_t{0});
     const std::uint64_t mine = file.own_slots();

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/sleep.hpp"
 
 namespace cudasched::arbiter {
 namespace {
@@ -162,11 +162,6 @@ Layout* map_table(int directory, const std::string& name, Descriptor& file, cons
   throw ArbiterError(what + ": " + std::generic_category().message(error) + "; " + here);
 }
 
-void pause_ns(long duration_ns) noexcept {
-  const timespec time{0, duration_ns};
-  nanosleep(&time, nullptr);
-}
-
 std::optional<Identity> identity_of(int number) noexcept {
   struct stat status {};
   if (fstat(number, &status) != 0) return std::nullopt;
@@ -225,7 +220,7 @@ RegistrationLock::RegistrationLock(Descriptor& file, const std::string& path) : 
       throw ArbiterError("the client table " + path + " has been locked by " + who +
                          " for 5 s; if it is stopped or hangs, continue or end it");
     }
-    pause_ns(wait_ns);
+    sleep_ns(wait_ns);
     wait_ns = std::min<long>(2 * wait_ns, kNsPerMs);
   }
 }

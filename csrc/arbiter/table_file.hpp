@@ -44,8 +44,6 @@ void copy_text(std::array<char, N>& to, std::string_view from) noexcept {
   std::copy_n(from.data(), std::min(from.size(), N - 1), to.data());
 }
 
-void pause_ns(long duration_ns) noexcept;
-
 struct Identity {
   dev_t device;
   ino_t inode;

@@ -1,7 +1,6 @@
 #include "base/log.hpp"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,6 +19,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log_limit.hpp"
+#include "base/undisturbed.hpp"
 
 namespace cudasched::log {
 namespace {
@@ -69,38 +69,6 @@ void make_harmless(char* text, std::size_t bytes) noexcept {
     if (byte == kFirstOfC1 && next >= 0x80 && next < 0xa0) text[i] = text[i + 1] = '?';
   }
 }
-
-// A pipe whose reader has left answers a write with SIGPIPE, which would end the program. This class takes the signal
-// back, unless one was pending before, which is the program's own.
-class WithoutSigpipe {
- public:
-  WithoutSigpipe() noexcept {
-    sigset_t pending;
-    sigemptyset(&pending);
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
-    sigemptyset(&only_);
-    sigaddset(&only_, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &only_, &before_);
-  }
-  ~WithoutSigpipe() {
-    sigset_t pending;
-    sigemptyset(&pending);
-    sigpending(&pending);
-    if (!was_pending_ && sigismember(&pending, SIGPIPE) == 1) {
-      const timespec at_once{};
-      while (sigtimedwait(&only_, nullptr, &at_once) == -1 && errno == EINTR) {
-      }
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  WithoutSigpipe(const WithoutSigpipe&) = delete;
-  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
-
- private:
-  sigset_t only_{}, before_{};
-  bool was_pending_ = false;
-};
 
 bool write_whole(int descriptor, const char* line, std::size_t bytes) noexcept {
   ssize_t written = 0;
@@ -185,7 +153,7 @@ void write(Level level, std::string_view message) noexcept {
   if (!limit.admit(now_ns())) return;
   const int before = errno;
   {
-    const WithoutSigpipe quiet;
+    const Undisturbed undisturbed;
     if (const std::uint64_t left_out = limit.take_left_out(); left_out > 0) {
       std::array<char, 96> said;
       const int length =

@@ -18,7 +18,7 @@ std::optional<T> read(std::string_view text) {
   return error == std::errc() && end == text.data() + text.size() ? std::optional(result) : std::nullopt;
 }
 
-// "20GiB", "1.5 GB" or a number of bytes; "none" and "0" are 0.
+// "20GiB", "20Gi" (as Kubernetes writes it), "1.5 GB" or a number of bytes; "none" and "0" are 0.
 std::optional<std::int64_t> size(const Form& form, std::string_view text) {
   if (text == "none" || text == "0") return 0;
   const char* const last = text.data() + text.size();
@@ -38,9 +38,13 @@ std::optional<std::int64_t> size(const Form& form, std::string_view text) {
                                                                   {"GB", 1'000'000'000},
                                                                   {"TB", 1'000'000'000'000},
                                                                   {"KiB", 1LL << 10},
+                                                                  {"Ki", 1LL << 10},
                                                                   {"MiB", 1LL << 20},
+                                                                  {"Mi", 1LL << 20},
                                                                   {"GiB", 1LL << 30},
-                                                                  {"TiB", 1LL << 40}};
+                                                                  {"Gi", 1LL << 30},
+                                                                  {"TiB", 1LL << 40},
+                                                                  {"Ti", 1LL << 40}};
   for (const auto& [name, factor] : kUnits) {
     if (unit != name) continue;
     const double bytes = amount * static_cast<double>(factor);

@@ -41,6 +41,14 @@ py::str path_by(int (*call)(char* path, std::size_t room)) {
   return text_of(path.data(), "surrogateescape");
 }
 
+// Of a function whose last argument points to a place for it.
+template <typename Value, typename Call, typename... Arguments>
+Value value_of(Call call, Arguments... arguments) {
+  Value value{};
+  check(call(arguments..., &value));
+  return value;
+}
+
 std::int32_t class_number(const std::string& name) {
   for (std::size_t i = 0; i < kClassNames.size(); ++i) {
     if (name == kClassNames[i]) return static_cast<std::int32_t>(i);
@@ -63,7 +71,13 @@ PyObject* call_to_its_end(PyObject* function, PyObject* const* arguments, Py_ssi
   py::object result = again();
   if (!result) {
     const py::error_scope first;
+    // The program may have come to the limit of recursion.
+    constexpr int kRoom = 32;
+    const int limit = Py_GetRecursionLimit();
+    const bool needs_room = PyErr_GivenExceptionMatches(first.type, PyExc_RecursionError) != 0;
+    if (needs_room) Py_SetRecursionLimit(limit + kRoom);
     if (!again()) PyErr_Clear();
+    if (needs_room) Py_SetRecursionLimit(limit);
   }
   return result.release().ptr();
 }
@@ -243,26 +257,15 @@ PYBIND11_MODULE(_core, module) {
       py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
   module.def(
       "region_enter",
-      [](const std::string& name, std::int32_t priority, double slo_ms) {
-        std::uint64_t token = 0;
-        check(cudasched_region_enter(class_number(name), priority, slo_ms, &token));
-        return token;
+      [](const std::string& name, std::int32_t priority, double slo_ms, const std::string& counted_as) {
+        return value_of<std::uint64_t>(&cudasched_region_enter_named, class_number(name), priority, slo_ms,
+                                       counted_as.empty() ? nullptr : counted_as.c_str());
       },
-      py::arg("name"), py::arg("priority"), py::arg("slo_ms"));
-  module.def(
-      "region_enter_named",
-      [](const std::string& class_of, std::int32_t priority, double slo_ms, const std::string& name) {
-        std::uint64_t token = 0;
-        check(cudasched_region_enter_named(class_number(class_of), priority, slo_ms, name.c_str(), &token));
-        return token;
-      },
-      py::arg("client_class"), py::arg("priority"), py::arg("slo_ms"), py::arg("name"));
+      py::arg("name"), py::arg("priority"), py::arg("slo_ms"), py::arg("counted_as"));
   module.def(
       "region_enter_until",
       [](const std::string& name, std::int32_t priority, std::int64_t deadline_ns) {
-        std::uint64_t token = 0;
-        check(cudasched_region_enter_until(class_number(name), priority, deadline_ns, &token));
-        return token;
+        return value_of<std::uint64_t>(&cudasched_region_enter_until, class_number(name), priority, deadline_ns);
       },
       py::arg("name"), py::arg("priority"), py::arg("deadline_ns"));
   module.def("region_exit", [](std::uint64_t token) { check(cudasched_region_exit(token)); }, py::arg("token"));
@@ -276,8 +279,7 @@ PYBIND11_MODULE(_core, module) {
   module.def(
       "measure",
       [](double pause_ms) {
-        cudasched_measuring found{};
-        check(cudasched_measure(pause_ms, &found));
+        const auto found = value_of<cudasched_measuring>(&cudasched_measure, pause_ms);
         return py::make_tuple(found.wait_ns, found.busy_ns, found.latency_since_ns, found.latency_active != 0);
       },
       py::arg("pause_ms"));
@@ -301,34 +303,17 @@ PYBIND11_MODULE(_core, module) {
       },
       py::arg("stream"), py::arg("ahead"), py::arg("yields"));
   module.def(
-      "is_idle",
-      [](std::uint64_t stream) {
-        std::int32_t idle = 0;
-        check(cudasched_is_idle(stream, &idle));
-        return idle != 0;
-      },
+      "is_idle", [](std::uint64_t stream) { return value_of<std::int32_t>(&cudasched_is_idle, stream) != 0; },
       py::arg("stream"));
-  module.def("new_event", [] {
-    std::uint64_t event = 0;
-    check(cudasched_new_event(&event));
-    return event;
-  });
+  module.def("new_event", [] { return value_of<std::uint64_t>(&cudasched_new_event); });
   module.def(
       "partition_stream",
-      [](double fraction) {
-        std::uint64_t stream = 0;
-        check(cudasched_partition_stream(fraction, &stream));
-        return stream;
-      },
+      [](double fraction) { return value_of<std::uint64_t>(&cudasched_partition_stream, fraction); },
       py::arg("fraction"));
   module.def("unbind_stream", [](std::uint64_t stream) { check(cudasched_unbind_stream(stream)); }, py::arg("stream"));
   module.def("run_directory", [] { return path_by(&cudasched_run_directory); });
   module.def("read_counts", &read_counts, py::arg("path"));
-  module.def("counts", [] {
-    cudasched_counts counts{};
-    check(cudasched_get_counts(&counts));
-    return counts;
-  });
+  module.def("counts", [] { return value_of<cudasched_counts>(&cudasched_get_counts); });
   module.def(
       "change",
       [](const std::string& path, std::uint64_t process, const std::string& setting, const std::string& value,

@@ -85,13 +85,13 @@ void translate_graph_errors(std::exception_ptr thrown) {
   }
 }
 
-std::vector<graphs::Use> uses_of(const std::vector<std::tuple<std::size_t, std::uint32_t, std::uint32_t>>& given) {
+using GivenUses = std::vector<std::tuple<std::size_t, std::uint32_t, std::uint32_t>>;
+
+std::vector<graphs::Use> uses_of(const GivenUses& given) {
   std::vector<graphs::Use> made;
   for (const auto& [bytes, first, last] : given) made.push_back({bytes, first, last});
   return made;
 }
-
-using GivenUses = std::vector<std::tuple<std::size_t, std::uint32_t, std::uint32_t>>;
 
 }  // namespace
 

@@ -61,6 +61,7 @@ std::shared_ptr<Pool> make_pool(int device, std::uint64_t limit_bytes, std::uint
   const cudasched_pool known{device, made.get(), &trim, &read};
   cudasched_add_pool(&known);
   return {made.release(), [](Pool* pool) {
+            const py::gil_scoped_release unlocked;  // it waits for work, which may be a function of Python
             cudasched_remove_pool(pool);
             delete pool;
           }};
@@ -74,6 +75,7 @@ void serve_torch(const std::shared_ptr<Pool>& pool) {
   if (pool->device() >= kDevices) throw memory::PoolError("PyTorch can use pools of devices 0 to 63 alone");
   auto& place = torch_pools[static_cast<std::size_t>(pool->device())];
   auto* const served = place.load();
+  if (pool->is_closed()) throw memory::PoolError("the pool of device " + std::to_string(pool->device()) + " is closed");
   if (served != nullptr && *served == pool) return;
   if (served != nullptr && !(*served)->is_closed()) {
     throw memory::PoolError("another pool of device " + std::to_string(pool->device()) +

@@ -180,7 +180,15 @@ class Launches {
     return room;
   }
 
-  std::span<const std::uint32_t> recorded_words(std::size_t row) const noexcept { return words_[row]; }
+  // visit(row, query) for each launch, with its words as they were recorded.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (std::size_t row = 0; row < rows_; ++row) {
+      const predict::Launch of_row = launch(row);
+      const predict::Function of_kernel = is_graph(row) ? predict::Function{} : function(row);
+      visit(row, predict::Query{of_row, &of_kernel, words_[row], residency(row)});
+    }
+  }
 
  private:
   static constexpr const char* kNumbers[] = {"grid_x",
@@ -227,12 +235,9 @@ py::array_t<float> launch_features(const py::dict& columns, int sm_count, int ma
   const py::gil_scoped_release released;
   // The recording's pointers are zeros already; nothing that is left is one.
   const predict::Allocations none;
-  for (std::size_t row = 0; row < launches.rows(); ++row) {
-    const predict::Launch launch = launches.launch(row);
-    const predict::Function function = launches.is_graph(row) ? predict::Function{} : launches.function(row);
-    const predict::Query query{launch, &function, launches.recorded_words(row), launches.residency(row), false};
+  launches.for_each([&](std::size_t row, const predict::Query& query) {
     predict::features(query, &none, rows + row * kFeatureCount);
-  }
+  });
   return out;
 }
 
@@ -254,16 +259,13 @@ py::dict launch_outlooks(const py::dict& columns, const py::array_t<double, py::
   {
     const double* const durations = durations_ns.data();
     const py::gil_scoped_release released;
-    for (std::size_t row = 0; row < launches.rows(); ++row) {
-      const predict::Launch launch = launches.launch(row);
-      const predict::Function function = launches.is_graph(row) ? predict::Function{} : launches.function(row);
-      const predict::Query query{launch, &function, launches.recorded_words(row), launches.residency(row), false};
+    launches.for_each([&](std::size_t row, const predict::Query& query) {
       // Whatever is no time, NaN too, is none.
       const double duration = durations[row] >= 1 && durations[row] < 1e18 ? durations[row] : 0;
       const predict::Outlook outlook = predict::outlook_of(query, static_cast<std::int64_t>(duration));
       for (std::size_t i = 0; i < std::size(kValues); ++i) to[i][row] = outlook.*kValues[i].second;
       level_of_row[row] = static_cast<std::uint8_t>(predict::level_of(query, static_cast<std::int64_t>(duration)));
-    }
+    });
   }
   return result;
 }

@@ -76,38 +76,23 @@ class Trees {
 
   // A value a node in each column, tree after tree; children come after their parent, and count within their tree.
   py::dict nodes() const {
-    std::vector<std::uint32_t> tree;
-    std::vector<std::int32_t> left;
-    std::vector<std::int32_t> right;
-    std::vector<std::uint32_t> feature;
-    std::vector<float> value;
-    std::vector<float> cover;
-    std::vector<std::uint8_t> default_left;
-    for (std::size_t i = 0; i < model_.trees.size(); ++i) {
-      const predict::trees::Tree& one = model_.trees[i];
-      for (std::size_t at = 0; at < one.nodes.size(); ++at) {
-        const predict::trees::Node& node = one.nodes[at];
-        tree.push_back(static_cast<std::uint32_t>(i));
-        left.push_back(node.left);
-        right.push_back(node.right);
-        feature.push_back(node.feature);
-        value.push_back(node.value);
-        cover.push_back(one.covers.empty() ? 0.0F : one.covers[at]);
-        default_left.push_back(node.default_left ? 1 : 0);
-      }
-    }
     py::dict columns;
-    const auto put = [&columns](const char* name, const auto& values) {
-      using Item = typename std::decay_t<decltype(values)>::value_type;
-      columns[name] = py::array_t<Item>(static_cast<py::ssize_t>(values.size()), values.data());
+    const auto put = [&](const char* name, auto value) {
+      std::vector<decltype(value(std::size_t{}, std::size_t{}))> values;
+      for (std::size_t tree = 0; tree < model_.trees.size(); ++tree) {
+        for (std::size_t at = 0; at < model_.trees[tree].nodes.size(); ++at) values.push_back(value(tree, at));
+      }
+      columns[name] = py::array(static_cast<py::ssize_t>(values.size()), values.data());
     };
-    put("tree", tree);
-    put("left", left);
-    put("right", right);
-    put("feature", feature);
-    put("value", value);
-    put("cover", cover);
-    put("default_left", default_left);
+    const auto node = [&](auto tree, auto at) -> const auto& { return model_.trees[tree].nodes[at]; };
+    const auto covers = [&](auto tree) -> const auto& { return model_.trees[tree].covers; };
+    put("tree", [](auto tree, auto) { return static_cast<std::uint32_t>(tree); });
+    put("left", [&](auto tree, auto at) { return node(tree, at).left; });
+    put("right", [&](auto tree, auto at) { return node(tree, at).right; });
+    put("feature", [&](auto tree, auto at) { return std::uint32_t{node(tree, at).feature}; });
+    put("value", [&](auto tree, auto at) { return node(tree, at).value; });
+    put("cover", [&](auto tree, auto at) { return covers(tree).empty() ? 0.0F : covers(tree)[at]; });
+    put("default_left", [&](auto tree, auto at) { return std::uint8_t{node(tree, at).default_left}; });
     return columns;
   }
 

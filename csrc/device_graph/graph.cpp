@@ -178,12 +178,11 @@ Graph::Graph() : Graph(new_graph()) {}
 Graph& Graph::operator=(Graph&& other) noexcept {
   Graph moved(std::move(other));
   std::swap(static_cast<Builder&>(*this), static_cast<Builder&>(moved));
-  std::swap(owned_, moved.owned_);
   return *this;
 }
 
 Graph::~Graph() {
-  if (owned_ != nullptr) api().cuGraphDestroy(owned_);
+  if (handle() != nullptr) api().cuGraphDestroy(handle());
 }
 
 Condition Graph::condition() { return make_condition(handle(), 0, 0); }

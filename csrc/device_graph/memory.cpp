@@ -55,12 +55,15 @@ Plan plan_memory(std::span<const Use> uses, std::size_t alignment) {
 StaticPool::StaticPool(std::span<const Use> uses, std::size_t alignment) : plan_(plan_memory(uses, alignment)) {
   if (plan_.bytes == 0) return;
   context_ = context_of_thread();
-  check(api().cuMemAlloc(&base_, plan_.bytes), "cuMemAlloc");
+  constexpr std::size_t kDriverAlignment = 256;
+  const std::size_t room = alignment > kDriverAlignment ? alignment - kDriverAlignment : 0;
+  check(api().cuMemAlloc(&memory_, plan_.bytes + room), "cuMemAlloc");
+  base_ = (memory_ + alignment - 1) & ~(CUdeviceptr{alignment} - 1);
 }
 
 StaticPool::~StaticPool() {
-  if (base_ == 0) return;
-  if (const Current current(context_); current.ok()) api().cuMemFree(base_);  // else the memory went with its context
+  if (memory_ == 0) return;
+  if (const Current current(context_); current.ok()) api().cuMemFree(memory_);  // else the memory went with its context
 }
 
 }  // namespace cudasched::graphs

@@ -286,9 +286,6 @@ Plan Planner::make() {
     plan.slice_of.clear();
     return plan;
   };
-  for (const Edge& edge : edges_) {
-    if (edge.from == edge.to) return whole(WholeReason::kMalformed);
-  }
   if (!find_order()) return whole(WholeReason::kMalformed);
   plan.critical_ns = critical_ns_;
   for (const Node& node : nodes_) {

@@ -246,29 +246,25 @@ static enum cudasched_hook_library inspect_file(const char* path) {
 
 /* Takes the candidate as the answer if it is a driver: its absolute path then is in search->path. */
 static enum cudasched_hook_library take(struct search* search, const char* candidate) {
-  char absolute[PATH_MAX];
   const enum cudasched_hook_library kind = inspect_file(candidate);
   if (kind != kLibraryUsable) return kind;
-  if (candidate[0] != '/') {
-    if (realpath(candidate, absolute) == NULL) return kLibraryUnreadable;
-    candidate = absolute;
-  }
-  const size_t length = strlen(candidate);
-  if (length >= search->path_bytes) return kLibraryPathTooLong;
-  memcpy(search->path, candidate, length + 1);
-  return kLibraryUsable;
+  char* const absolute = candidate[0] == '/' ? NULL : realpath(candidate, NULL);
+  if (candidate[0] != '/' && absolute == NULL) return kLibraryUnreadable;
+  const char* const path = absolute == NULL ? candidate : absolute;
+  const size_t length = strlen(path);
+  const bool fits = length < search->path_bytes;
+  if (fits) memcpy(search->path, path, length + 1);
+  free(absolute);
+  return fits ? kLibraryUsable : kLibraryPathTooLong;
 }
 
 /* One candidate of a search: refused ones are noted, missing ones are not worth a word. */
 static bool consider(const char* candidate, void* context) {
   struct search* search = context;
-  char resolved[PATH_MAX];
-  enum cudasched_hook_library kind;
-  if (realpath(candidate, resolved) != NULL && strstr(resolved, "/stubs/") != NULL) {
-    kind = kLibraryLinkStub;
-  } else {
-    kind = take(search, candidate);
-  }
+  char* const resolved = realpath(candidate, NULL);
+  const bool is_stub = resolved != NULL && strstr(resolved, "/stubs/") != NULL;
+  free(resolved);
+  const enum cudasched_hook_library kind = is_stub ? kLibraryLinkStub : take(search, candidate);
   if (kind != kLibraryUsable && kind != kLibraryMissing) {
     explain(search, " (%s: %s)", candidate, description(kind));
   }

@@ -195,9 +195,9 @@ CUresult completion_observed(CUresult status) noexcept {
   return status;
 }
 
-// A call that waits for the GPU.
+// A call that waits for the GPU. These are not noexcept: pthread_cancel() may unwind the thread from within the driver.
 template <typename Wait>
-CUresult waited_for(Wait&& wait) noexcept {
+CUresult waited_for(Wait&& wait) {
   runtime::waits();
   const CUresult status = wait();
   if (status == CUDA_SUCCESS) runtime::waited();
@@ -211,14 +211,14 @@ template <auto kCall, bool kCopies = false>
 struct Waits;
 
 template <bool kCopies, typename Call>
-CUresult waited_for_call(Call&& call) noexcept {
+CUresult waited_for_call(Call&& call) {
   if constexpr (kCopies) return waited_for([&] { return driver::crossed(call); });
   return waited_for(call);
 }
 
 template <typename... Arguments, CUresult (*driver::Driver::*kCall)(Arguments...), bool kCopies>
 struct Waits<kCall, kCopies> {
-  static CUresult call(Arguments... arguments) noexcept {
+  static CUresult call(Arguments... arguments) {
     return waited_for_call<kCopies>([&] { return (table().*kCall)(arguments...); });
   }
   static TakenOver taken_over(const char* symbol) noexcept { return {symbol, &call}; }
@@ -227,7 +227,7 @@ struct Waits<kCall, kCopies> {
 template <typename... Arguments, driver::Twins<CUresult(Arguments...)> driver::Driver::*kCall, bool kCopies>
 struct Waits<kCall, kCopies> {
   template <bool kPerThread>
-  static CUresult call(Arguments... arguments) noexcept {
+  static CUresult call(Arguments... arguments) {
     return waited_for_call<kCopies>([&] { return (table().*kCall).template get<kPerThread>()(arguments...); });
   }
   static TakenOver taken_over(const char* symbol) noexcept { return {symbol, &call<false>, &call<true>}; }
@@ -344,7 +344,10 @@ CUresult stream_end_capture(CUstream stream, CUgraph* graph) noexcept {
   const bool was_capturing = captures(meant);
   const CUresult status = table().cuStreamEndCapture.get<kPerThread>()(stream, graph);
   if (status == CUDA_SUCCESS) note_captured(meant, *graph);
-  if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) runtime::LatencyActivity::capture_ends();
+  if (was_capturing && (status == CUDA_SUCCESS || !captures(meant))) {
+    runtime::LatencyActivity::capture_ends();
+    carry_out_late_frees();
+  }
   return status;
 }
 

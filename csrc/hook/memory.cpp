@@ -57,6 +57,7 @@ AllocationSite asked_here() noexcept { return asked_on(driver::current_device())
 // best-effort program waits for its turn. Where that did not help, a message lists each client's memory.
 template <typename Allocate>
 CUresult allocate_or_ask(const AllocationSite& asked, std::uint64_t bytes, Allocate&& allocate) noexcept {
+  driver::barrier().settle();  // or a wait here would keep this program from being parked
   runtime::memory().yield(asked.device, asked.client_class);
   CUresult status = allocate_or_again(allocate);
   if (status != CUDA_ERROR_OUT_OF_MEMORY || asked.device < 0) return status;
@@ -75,10 +76,16 @@ CUresult allocate_or_ask(const AllocationSite& asked, std::uint64_t bytes, Alloc
   return status;
 }
 
+// Within the limit? Pools have given memory back to the GPU that no call of the program's told of.
+bool reserve_for(const AllocationSite& asked, std::uint64_t bytes) noexcept {
+  if (holdings().limit() != 0) runtime::memory().refresh_pools(asked.device);
+  return holdings().reserve(asked.device, bytes, runtime::memory().room(asked.device));
+}
+
 // With the limit. The bytes count as held from before the call; done() notes the allocation.
 template <typename Allocate, typename Done>
 CUresult allocate_counted(const AllocationSite& asked, std::uint64_t bytes, Allocate&& allocate, Done&& done) noexcept {
-  if (!holdings().reserve(asked.device, asked.client_class, bytes, runtime::memory().room(asked.device))) {
+  if (!reserve_for(asked, bytes)) {
     runtime::memory().report_limit(asked.device, bytes);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -86,7 +93,7 @@ CUresult allocate_counted(const AllocationSite& asked, std::uint64_t bytes, Allo
   if (status == CUDA_SUCCESS) {
     done();
   } else {
-    holdings().give_up(asked.device, asked.client_class, bytes);
+    holdings().give_up(asked.device, bytes);
   }
   runtime::memory().publish(asked.device);
   return status;
@@ -118,9 +125,9 @@ CUresult free_held(Handle handle, Free&& free) noexcept {
   const CUresult status = free();
   if (held.device < 0) return status;
   if (status == CUDA_SUCCESS) {
-    holdings().give_up(held.device, held.client_class, held.bytes);
+    holdings().is_gone(held);
   } else {
-    holdings().hold(word_of(handle), held);
+    holdings().put_back(word_of(handle), held);
   }
   runtime::memory().publish(held.device);
   return status;
@@ -137,9 +144,7 @@ CUresult allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept {
   };
   const CUresult status = allocate_held(pointer, bytes, [&] {
     const CUresult first = plain_or_pageable();
-    if (first != CUDA_ERROR_OUT_OF_MEMORY || !pageable().owes()) return first;
-    submit_everything();
-    return pageable().free_late() ? plain_or_pageable() : first;
+    return first == CUDA_ERROR_OUT_OF_MEMORY && carry_out_late_frees() ? plain_or_pageable() : first;
   });
   return noted(status, pointer, bytes);
 }
@@ -153,7 +158,7 @@ CUresult allocate_pitch(CUdeviceptr* pointer, std::size_t* pitch, std::size_t wi
   const CUresult status = allocate_counted(
       asked, bytes, [&] { return table().cuMemAllocPitch(pointer, pitch, width_bytes, height, element_bytes); },
       [&] {
-        if (!holdings().reserve(asked.device, asked.client_class, real_bytes() - bytes)) {
+        if (!holdings().reserve(asked.device, real_bytes() - bytes)) {
           holdings().hold(word_of(*pointer), asked.of(bytes));  // by less than a row's padding over the limit
         } else {
           holdings().hold(word_of(*pointer), asked.of(real_bytes()));
@@ -219,26 +224,28 @@ CUresult allocate_of_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPool 
     pool = nullptr;
   }
   if (pool == nullptr) return noted(allocate_or_ask(asked, bytes, allocate), pointer, bytes);
-  if (const int of_pool = holdings().device_of_pool(word_of(pool)); of_pool >= 0) asked.device = of_pool;
+  const int of_pool = holdings().device_of_pool(word_of(pool));
+  if (of_pool == Holdings::kOnHost) return noted(allocate_or_again(allocate), pointer, bytes);
+  if (of_pool >= 0) asked.device = of_pool;
   std::uint64_t lacks = bytes;
-  if (holdings().limit() != 0) {
+  const std::uint64_t limit = holdings().limit();  // another process may change it meanwhile
+  if (limit != 0) {
     hold_pool(asked, pool);
     const std::uint64_t has = pool_bytes(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
     const std::uint64_t used = pool_bytes(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
     const std::uint64_t free = has > used ? has - used : 0;
     lacks = bytes > free ? bytes - free : 0;
-    if (!holdings().reserve(asked.device, asked.client_class, lacks, runtime::memory().room(asked.device))) {
+    if (!reserve_for(asked, lacks)) {
       runtime::memory().report_limit(asked.device, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
   CUresult status = allocate_or_ask(asked, bytes, allocate);
-  if (holdings().limit() != 0) holdings().give_up(asked.device, asked.client_class, lacks);
+  if (limit != 0) holdings().give_up(asked.device, lacks);
   if (status == CUDA_SUCCESS) {
     hold_pool(asked, pool);
-    const std::uint64_t limit = holdings().limit();
     auto* const free_again = table().cuMemFreeAsync.template get<kPerThread>();
-    if (limit != 0 && lacks != 0 && holdings().held(asked.device) > limit && free_again != nullptr) {
+    if (limit != 0 && lacks != 0 && holdings().there(asked.device) > limit && free_again != nullptr) {
       free_again(*pointer, stream);
       runtime::memory().report_limit(asked.device, bytes);
       status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -264,8 +271,10 @@ CUresult allocate_from_pool(CUdeviceptr* pointer, std::size_t bytes, CUmemoryPoo
 
 CUresult create_pool(CUmemoryPool* pool, const CUmemPoolProps* properties) noexcept {
   const CUresult status = table().cuMemPoolCreate(pool, properties);
-  if (status == CUDA_SUCCESS && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    holdings().hold_pool(word_of(*pool), properties->location.id, runtime::Memory::class_of_thread(), 0);
+  if (status == CUDA_SUCCESS) {
+    const CUmemLocation& place = properties->location;
+    holdings().hold_pool(word_of(*pool), place.type == CU_MEM_LOCATION_TYPE_DEVICE ? place.id : Holdings::kOnHost,
+                         runtime::Memory::class_of_thread(), 0);
   }
   return status;
 }
@@ -404,6 +413,7 @@ CUresult within_limit(CUresult status, Size* free, Size* total) noexcept {
   const std::uint64_t limit = holdings().limit();
   if (status != CUDA_SUCCESS || limit == 0) return status;
   const int device = driver::current_device();
+  runtime::memory().refresh_pools(device);
   const std::uint64_t held = holdings().held(device);
   const std::uint64_t left = std::min(limit > held ? limit - held : 0, runtime::memory().room(device));
   *free = static_cast<Size>(std::min<std::uint64_t>(*free, left));
@@ -552,6 +562,12 @@ CUresult library_unload(CUlibrary library) noexcept {
 
 CUresult free_counted(CUdeviceptr address, CUstream stream, CUresult (*free)(CUdeviceptr, CUstream) noexcept) noexcept {
   return free_held(address, [&] { return pageable().free_later(address) ? CUDA_SUCCESS : free(address, stream); });
+}
+
+bool carry_out_late_frees() noexcept {
+  if (!pageable().owes()) return false;
+  submit_everything();
+  return pageable().free_late();
 }
 
 std::span<const TakenOver> memory_functions() noexcept {

@@ -9,4 +9,7 @@ namespace cudasched::hook {
 
 std::span<const TakenOver> memory_functions() noexcept;
 
+// Of pageable memory: those on streams, and those in a capture that has ended. False: nothing was freed.
+bool carry_out_late_frees() noexcept;
+
 }  // namespace cudasched::hook

@@ -17,6 +17,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -49,21 +51,43 @@ static bool lies_between(const void* address, const char* begin, const char* end
   return (uintptr_t)address >= (uintptr_t)begin && (uintptr_t)address < (uintptr_t)end;
 }
 
-/* A line like those of base/log.hpp, which the shim cannot link. */
-__attribute__((format(printf, 1, 2))) static void warn(const char* format, ...) {
+/* Without the signals of a failed write, which would end the program, as base/undisturbed.hpp. */
+static void write_quietly(int file, const char* text, size_t length) {
+  sigset_t own, pending, before;
+  sigemptyset(&own);
+  sigemptyset(&pending);
+  sigpending(&pending);
+  if (sigismember(&pending, SIGPIPE) == 0) sigaddset(&own, SIGPIPE);
+  if (sigismember(&pending, SIGXFSZ) == 0) sigaddset(&own, SIGXFSZ);
+  pthread_sigmask(SIG_BLOCK, &own, &before);
+  const ssize_t ignored = write(file, text, length);
+  (void)ignored;
+  while (sigtimedwait(&own, NULL, &(struct timespec){0}) > 0) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+enum { kWarningBytes = 4096 };
+
+/* A line like those of base/log.hpp, which the shim cannot link. `line` has kWarningBytes. */
+static void warn_in(char* line, const char* format, va_list arguments) {
   const char* level = getenv("CUDASCHED_LOG");
   if (level != NULL && strcmp(level, "error") == 0) return;
-  char line[4096] = "cudasched: warning: ";
-  size_t length = strlen(line);
-  va_list arguments;
-  va_start(arguments, format);
-  const int written = vsnprintf(line + length, sizeof line - length - 1, format, arguments);
-  va_end(arguments);
-  if (written < 0) return;
+  static const char kBegin[] = "cudasched: warning: ";
+  size_t length = sizeof kBegin - 1;
+  memcpy(line, kBegin, sizeof kBegin);
+  if (vsnprintf(line + length, kWarningBytes - length - 1, format, arguments) < 0) return;
   length = strlen(line);
   line[length++] = '\n';
-  const ssize_t ignored = write(STDERR_FILENO, line, length);
-  (void)ignored;
+  write_quietly(STDERR_FILENO, line, length);
+}
+
+__attribute__((format(printf, 1, 2))) static void warn(const char* format, ...) {
+  char line[kWarningBytes];
+  va_list arguments;
+  va_start(arguments, format);
+  warn_in(line, format, arguments);
+  va_end(arguments);
 }
 
 /* ---- where no driver answers ------------------------------------------------------------------------------------- */
@@ -119,15 +143,14 @@ struct driver {
   char path[PATH_MAX];
 };
 
-static struct driver open_driver(bool say_why_not) {
-  struct driver driver = {.handle = NULL};
+static void open_driver(struct driver* driver, bool say_why_not) {
   char why[2048];
-  if (cudasched_hook_find_driver(driver.path, sizeof driver.path, why, sizeof why) == 0) {
-    driver.handle = dlopen(driver.path, RTLD_NOW | RTLD_LOCAL);
-    if (driver.handle == NULL) snprintf(why, sizeof why, "cannot load the driver: %s", dlerror());
+  driver->handle = NULL;
+  if (cudasched_hook_find_driver(driver->path, sizeof driver->path, why, sizeof why) == 0) {
+    driver->handle = dlopen(driver->path, RTLD_NOW | RTLD_LOCAL);
+    if (driver->handle == NULL) snprintf(why, sizeof why, "cannot load the driver: %s", dlerror());
   }
-  if (driver.handle == NULL && say_why_not) warn("%s (cuInit returns CUDA_ERROR_NO_DEVICE)", why);
-  return driver;
+  if (driver->handle == NULL && say_why_not) warn("%s (cuInit returns CUDA_ERROR_NO_DEVICE)", why);
 }
 
 static void* driver_function(void* handle, uint32_t index) {
@@ -158,16 +181,16 @@ static void take_over(const struct cudasched_override* overrides) {
 /* libcudasched.so is in the directory above the shim's own, through any link that loaded the shim. */
 static bool engine_path(char* path, size_t bytes) {
   Dl_info self;
-  char resolved[PATH_MAX];
-  if (dladdr((const void*)cudasched_hook_entries_begin, &self) == 0 || self.dli_fname == NULL) return false;
-  if (realpath(self.dli_fname, resolved) == NULL) return false;
+  if (bytes < PATH_MAX || dladdr((const void*)cudasched_hook_entries_begin, &self) == 0) return false;
+  if (self.dli_fname == NULL || realpath(self.dli_fname, path) == NULL) return false;
   for (int level = 0; level < 2; ++level) {
-    char* slash = strrchr(resolved, '/');
+    char* slash = strrchr(path, '/');
     if (slash == NULL) return false;
     *slash = '\0';
   }
-  const int length = snprintf(path, bytes, "%s/libcudasched.so", resolved);
-  return length > 0 && (size_t)length < bytes;
+  const size_t home = strlen(path);
+  const int length = snprintf(path + home, bytes - home, "/libcudasched.so");
+  return length > 0 && (size_t)length < bytes - home;
 }
 
 /* The engine's cudasched_finish, once it is attached. */
@@ -175,7 +198,7 @@ static _Atomic(__typeof__(&cudasched_finish)) finish_engine;
 
 static void attach_engine(const struct driver* driver) {
   if (cudasched_switch(getenv("CUDASCHED_OFF")) == 1) return;
-  char path[PATH_MAX];
+  static char path[PATH_MAX];
   if (!engine_path(path, sizeof path)) {
     warn("the shim cannot tell where it was loaded from, so libcudasched.so is not loaded: every call passes through");
     return;
@@ -208,7 +231,7 @@ static void* real_driver;
  * where waiting for that would never end: the call comes from inside the attaching itself, or the attaching thread
  * waits for something that this thread holds (the dynamic loader's lock, if a library's constructor makes CUDA calls).
  */
-static bool settle(void) {
+static bool settle_uncancelled(void) {
   const uint64_t process = (uint64_t)(uint32_t)getpid() << 32;
   const uint64_t self = process | (uint32_t)syscall(SYS_gettid);
   uint64_t seen = atomic_load_explicit(&progress, memory_order_acquire);
@@ -226,7 +249,8 @@ static bool settle(void) {
     }
     /* No thread has begun, or the thread that had begun was left behind in the parent of a fork. */
     if (atomic_compare_exchange_weak_explicit(&progress, &seen, self, memory_order_acquire, memory_order_acquire)) {
-      const struct driver driver = open_driver(true);
+      static struct driver driver;
+      open_driver(&driver, true);
       real_driver = driver.handle;
       if (driver.handle != NULL) attach_engine(&driver);
       atomic_store_explicit(&progress, kSettled, memory_order_release);
@@ -236,10 +260,19 @@ static bool settle(void) {
   return true;
 }
 
+/* A cancelled thread would not come back, and others wait for it. */
+static __attribute__((noinline)) bool settle(void) {
+  int cancellation;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
+  const bool settled = settle_uncancelled();
+  pthread_setcancelstate(cancellation, NULL);
+  return settled;
+}
+
 /* ---- the end -----------------------------------------------------------------------------------------------------
  * What is called by _exit() may interrupt anything, be in a forked child whose parent's threads held locks, or in the
  * memory of its parent (vfork): it takes no lock, allocates nothing, and reads the kernel's list of libraries, not the
- * loader's. */
+ * loader's. It may be on a signal handler's stack of 8 KiB, so its buffers are not: one thread uses them, once. */
 
 enum { kLineBytes = PATH_MAX + 128 };
 
@@ -269,9 +302,9 @@ static void read_mapped(const char* list, struct mapped* found) {
   found->driver[0] = found->shim[0] = '\0';
   const int file = open(list, O_RDONLY | O_CLOEXEC);
   if (file < 0) return;
-  char line[kLineBytes];
+  static char line[kLineBytes];
+  static char bytes[4096];
   size_t length = 0;
-  char bytes[4096];
   for (ssize_t got; (got = read(file, bytes, sizeof bytes)) > 0;) {
     for (ssize_t i = 0; i < got; ++i) {
       if (bytes[i] != '\n') {
@@ -290,7 +323,7 @@ static void read_mapped(const char* list, struct mapped* found) {
 static void report_past(const char* driver) {
   const char* directory = getenv("CUDASCHED_COVERAGE_DIR");
   if (directory == NULL || directory[0] == '\0' || strpbrk(driver, "\"\\") != NULL) return;
-  char text[PATH_MAX + 256];
+  static char text[PATH_MAX + 256];
   if ((size_t)snprintf(text, sizeof text, "%s/coverage-%d.json", directory, (int)getpid()) >= sizeof text) return;
   const int file = open(text, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (file < 0) return;
@@ -298,17 +331,26 @@ static void report_past(const char* driver) {
                               "{\"pid\": %d, \"name\": \"?\", \"hook_launches\": 0, \"device_launches\": 0, "
                               "\"coverage\": 0, \"error\": \"it opened the driver by its path, %s\"}\n",
                               (int)getpid(), driver);
-  const ssize_t ignored = write(file, text, (size_t)length);
-  (void)ignored;
+  write_quietly(file, text, (size_t)length);
   close(file);
+}
+
+__attribute__((format(printf, 1, 2))) static void warn_past(const char* format, ...) {
+  static char line[kWarningBytes];
+  va_list arguments;
+  va_start(arguments, format);
+  warn_in(line, format, arguments);
+  va_end(arguments);
 }
 
 /* A program that opened the driver by its path never comes here, so no one else could report it before. */
 static void say_if_past(void) {
-  static atomic_bool looked;
-  if (atomic_load_explicit(&progress, memory_order_acquire) != 0 || atomic_exchange(&looked, true)) return;
+  static _Atomic(pid_t) looked; /* by this process: a child of vfork() is another */
+  const pid_t process = getpid();
+  if (atomic_load_explicit(&progress, memory_order_acquire) != 0) return;
+  if (atomic_exchange(&looked, process) == process) return;
   if (cudasched_switch(getenv("CUDASCHED_OFF")) == 1) return;
-  struct mapped own, parents;
+  static struct mapped own, parents;
   read_mapped("/proc/self/maps", &own);
   if (own.driver[0] == '\0') return;
   report_past(own.driver);
@@ -317,11 +359,11 @@ static void say_if_past(void) {
   snprintf(list, sizeof list, "/proc/%d/maps", (int)getppid());
   read_mapped(list, &parents);
   if (strcmp(own.driver, parents.driver) == 0) return;
-  warn(
+  warn_past(
       "process %d has opened the driver by its path, %s, past cudasched: its launches were not scheduled, and no "
       "memory "
       "limit held for it; let it open libcuda.so.1 by that name, or %s",
-      (int)getpid(), own.driver, own.shim[0] != '\0' ? own.shim : "cudasched's hook/libcuda.so.1");
+      (int)process, own.driver, own.shim[0] != '\0' ? own.shim : "cudasched's hook/libcuda.so.1");
 }
 
 static void (*next_exit)(int status);
@@ -345,7 +387,15 @@ __attribute__((destructor)) static void at_exit(void) { say_if_past(); }
 /* ---- a call --------------------------------------------------------------------------------------------------------
  */
 
-/* Where the call of function `index` goes: called by trampolines.S while the slot has not been filled. */
+/* With the driver alone, while another call of settle() is under way. */
+static __attribute__((noinline)) void* unsettled_function(uint32_t index) {
+  struct driver driver;
+  open_driver(&driver, false);
+  return driver_function(driver.handle, index);
+}
+
+/* Where the call of function `index` goes: called by trampolines.S while the slot has not been filled. The thread's
+ * stack may be the least one (16 KiB). */
 void* cudasched_hook_resolve(uint32_t index) {
   const int saved_errno = errno;
   void* function;
@@ -356,8 +406,7 @@ void* cudasched_hook_resolve(uint32_t index) {
       atomic_store_explicit(&cudasched_hook_table[index], function, memory_order_release);
     }
   } else {
-    const struct driver driver = open_driver(false);
-    function = driver_function(driver.handle, index);
+    function = unsettled_function(index);
   }
   errno = saved_errno;
   return function;

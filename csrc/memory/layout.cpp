@@ -382,11 +382,11 @@ void Layout::mapped(Bytes at, const std::vector<Chunk>& chunks) {
   for (const Chunk chunk : chunks) {
     const auto found =
         std::find_if(spare_.begin(), spare_.end(), [&](const Piece& each) { return each.chunk == chunk; });
-    mapped_.emplace(end, *found);
+    statistics_.moved += found->was_mapped ? 1 : 0;
+    mapped_.emplace(end, Piece{chunk, found->bytes, true});
     end += found->bytes;
     spare_.erase(found);
   }
-  statistics_.moved += chunks.size();
   add(cut(part_at(at), at, end, State::kFree));
 }
 
@@ -403,7 +403,6 @@ bool Layout::has_pending() const {
 
 Statistics Layout::statistics() const {
   Statistics made = statistics_;
-  made.moved -= std::min(made.moved, made.created);
   Bytes movable = 0;
   for (const Piece& piece : spare_) movable += piece.bytes;
   const auto is_free = [](const Part& part) { return part.state == State::kFree || part.state == State::kKept; };

@@ -111,6 +111,7 @@ class Layout {
   struct Piece {
     Chunk chunk = 0;
     Bytes bytes = 0;
+    bool was_mapped = false;
   };
   const std::map<Bytes, Piece>& chunks() const noexcept { return mapped_; }
   const std::vector<Piece>& spares() const noexcept { return spare_; }

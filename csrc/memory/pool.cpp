@@ -239,23 +239,32 @@ void Pool::wait(Lock& held) {
 
 // ---- chunks
 
-// False: the GPU has no room for a new chunk.
+void Pool::release(const std::vector<Chunk>& chunks) {
+  for (const Chunk chunk : chunks) {
+    check("cuMemRelease", table().cuMemRelease(chunk));
+    layout_.released(chunk);
+  }
+}
+
+// False: the GPU has no room for a new chunk, and has those back that were created before it.
 bool Pool::carry_out(const Plan& plan) {
   for (const Span& span : plan.unmap) {
     check("cuMemUnmap", table().cuMemUnmap(base_ + span.at, span.bytes));
     layout_.unmapped(span);
   }
-  for (const Chunk chunk : plan.release) {
-    check("cuMemRelease", table().cuMemRelease(chunk));
-    layout_.released(chunk);
-  }
+  release(plan.release);
   const CUmemAllocationProp properties = properties_of(options_.device);
+  std::vector<Chunk> created;
   for (const Bytes bytes : plan.create) {
     CUmemGenericAllocationHandle chunk = 0;
     const CUresult status = table().cuMemCreate(&chunk, bytes, &properties, 0);
-    if (status == CUDA_ERROR_OUT_OF_MEMORY) return false;
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+      release(created);
+      return false;
+    }
     check("cuMemCreate", status);
     layout_.created(chunk, bytes);
+    created.push_back(chunk);
   }
   if (!plan.map.empty()) map(plan);
   return true;

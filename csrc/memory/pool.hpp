@@ -92,6 +92,7 @@ class Pool {
   void record(CUstream stream, Stream number);
   void poll();
   void wait(Lock& held);
+  void release(const std::vector<Chunk>& chunks);
   bool carry_out(const Plan& plan);
   void map(const Plan& plan);
   void trim_to(Lock& held, Bytes keep);

@@ -87,13 +87,14 @@ void Bound::restore(StateReader& in, bool same_base) {
   constexpr std::size_t kOfNew = 2 * kWindows;  // groups, the first
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     ScoreWindow& window = groups_[group];
+    const bool is_kept = same_base || group >= kOfNew;
     const float shift = in.take_real("level of a bound", -1, 1);
     const auto scores = in.take<std::uint32_t>("number of scores", ScoreWindow::kWindow);
     for (std::uint32_t i = 0; i < scores; ++i) {
       const float score = in.take_real("score", -kMostScore, kMostScore);
-      if (same_base || group >= kOfNew) window.add(score, false, coverage_);
+      if (is_kept) window.add(score, false, coverage_);
     }
-    window.set_shift(shift);
+    if (is_kept) window.set_shift(shift);
   }
 }
 

@@ -77,8 +77,8 @@ class Bound {
   float coverage() const noexcept { return coverage_; }
 
   void save(StateWriter& out) const;
-  // For a bound without scores. Throws StateError. Scores of launches without a sample depend on the base that
-  // estimates them: those of another base are left out.
+  // For a bound without scores. Throws StateError. Scores of launches without a sample, and their level, depend on the
+  // base that estimates them: those of another base are left out.
   void restore(StateReader& in, bool same_base);
 
  private:

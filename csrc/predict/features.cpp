@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/processor.hpp"
+#include "predict/eight_words.hpp"
 #include "predict/logarithm.hpp"
 #include "predict/words.hpp"
 #include "predict/work.hpp"
@@ -39,11 +40,6 @@ struct Sizes {
   }
 };
 
-// Two neighbours that are an address, of the device's memory or, in stack contents of unfilled arrays, of the host's.
-bool is_address(std::uint32_t low, std::uint32_t high, const Allocations* allocations) noexcept {
-  return is_pointer(low, high, allocations) || is_host_address(low, high);
-}
-
 // Adds the words from `at`, which is even.
 void add_rest(std::span<const std::uint32_t> words, std::size_t at, const Allocations* allocations,
               Sizes& sizes) noexcept {
@@ -58,24 +54,9 @@ void add_rest(std::span<const std::uint32_t> words, std::size_t at, const Alloca
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) inline __m256i all(std::uint32_t value) noexcept {
-  return _mm256_set1_epi32(static_cast<int>(value));
-}
-
-__attribute__((target("avx2"))) inline __m256i is_between(__m256i value, std::uint32_t least,
-                                                          std::uint32_t most) noexcept {
-  const __m256i from_least = _mm256_sub_epi32(value, all(least));
-  return _mm256_cmpeq_epi32(_mm256_min_epu32(from_least, all(most - least)), from_least);
-}
-
-// A bit a lane.
-__attribute__((target("avx2"))) inline std::uint32_t lanes(__m256i mask) noexcept {
-  return static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
-}
-
 // One more size, as by Sizes::insert().
 __attribute__((target("avx2"))) inline __m256i inserted(__m256i greatest, __m256i word) noexcept {
-  if (lanes(_mm256_cmpeq_epi32(greatest, word)) != 0) return greatest;
+  if (lanes_of(_mm256_cmpeq_epi32(greatest, word)) != 0) return greatest;
   // Smaller sizes move down by a place.
   const __m256i above =
       _mm256_or_si256(_mm256_permutevar8x32_epi32(greatest, _mm256_setr_epi32(0, 0, 1, 2, 3, 4, 5, 6)),
@@ -90,12 +71,7 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
                                                             const Allocations* allocations, Sizes& sizes) noexcept {
   constexpr std::size_t kAtATime = 64;
   constexpr std::uint64_t kUpperHalves = 0xaaaa'aaaa'aaaa'aaaaULL;
-  constexpr std::uint32_t kMostMapped = kMappedHalf + 0xfff;
-  const std::uint32_t lowest = allocations != nullptr ? allocations->lowest_half() : kMappedHalf;
-  const std::uint32_t highest = allocations != nullptr ? allocations->highest_half() : kMostMapped;
-  // Of the host's, and more.
-  const std::uint32_t least_upper = lowest <= highest ? std::min(lowest, kProgramHalf) : kProgramHalf;
-  const std::uint32_t most_upper = lowest <= highest ? std::max(highest, kMostMapped) : kMostMapped;
+  const UpperHalves halves(allocations);
   const std::size_t whole = words.size() / 8 * 8;
   __m256i greatest = _mm256_setzero_si256();  // the first kSizes count
   for (std::size_t begin = 0; begin < whole; begin += kAtATime) {
@@ -104,12 +80,12 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
     std::uint64_t upper = 0;
     std::uint64_t large = 0;
     for (std::size_t at = begin; at < std::min(whole, begin + kAtATime); at += 8) {
-      const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words.data() + at));
+      const __m256i eight = load_eight(words.data() + at);
       const std::size_t shift = at - begin;
-      taken |= std::uint64_t{lanes(is_between(eight, kLeastSize, kSizeLimit - 1))} << shift;
-      upper |= std::uint64_t{lanes(is_between(eight, least_upper, most_upper))} << shift;
+      taken |= lanes_of(are_between(eight, kLeastSize, kSizeLimit - 1)) << shift;
+      upper |= lanes_of(are_between(eight, halves.least, halves.most)) << shift;
       // Below 2^28, so that the signed comparison serves.
-      large |= std::uint64_t{lanes(_mm256_cmpgt_epi32(eight, least))} << shift;
+      large |= lanes_of(_mm256_cmpgt_epi32(eight, least)) << shift;
     }
     for (upper &= (taken | taken << 1) & kUpperHalves; upper != 0; upper &= upper - 1) {
       const auto lane = static_cast<std::uint32_t>(std::countr_zero(upper));
@@ -119,7 +95,7 @@ __attribute__((target("avx2"))) std::size_t add_eights_avx2(std::span<const std:
     }
     sizes.count += static_cast<std::uint32_t>(std::popcount(taken));
     for (taken &= large; taken != 0; taken &= taken - 1) {
-      greatest = inserted(greatest, all(words[begin + static_cast<std::uint32_t>(std::countr_zero(taken))]));
+      greatest = inserted(greatest, in_all_lanes(words[begin + static_cast<std::uint32_t>(std::countr_zero(taken))]));
     }
   }
   static_assert(kSizes == 6);

@@ -62,18 +62,6 @@ std::uint32_t library_of(std::string_view base) noexcept {
   return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
 
-std::uint64_t group_of(std::string_view base) noexcept {
-  std::uint64_t hash = kSeed;
-  bool after_digit = false;
-  for (const char c : base) {
-    // "128x64" goes whole, with the x between digits.
-    const bool skip = is_digit(c) || (c == 'x' && after_digit);
-    if (!skip) hash = mix(hash, static_cast<unsigned char>(c));
-    after_digit = is_digit(c);
-  }
-  return hash;
-}
-
 struct Word {
   std::string_view text;
   Family family;
@@ -373,7 +361,6 @@ NameTraits traits_of(std::string_view mangled_name) {
   const std::string name = lower(plain);
   const std::string base = lower(base_of(plain));
   NameTraits traits;
-  traits.group = group_of(base);
   traits.library = library_of(base);
   traits.is_collective = is_collective(base);
   traits.is_library = is_library(base, name);

@@ -27,7 +27,6 @@ enum class Family : std::uint8_t {
 
 // Facts in a kernel's name about its way of working; see traits_of().
 struct NameTraits {
-  std::uint64_t group = 0;            // hash of the demangled base name without template arguments and digits
   std::uint16_t tile[3] = {0, 0, 0};  // "128x256x64": M, N, K of a tile; 0 where the name has none
   std::uint8_t stages = 0;            // of a software pipeline, 0 where the name has none
   std::uint8_t element_bytes = 0;     // of the first element type named, which is an input's; 0 where there is none

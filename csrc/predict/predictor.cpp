@@ -103,7 +103,7 @@ float Predictor::base_log_of(const Query& query) const noexcept {
 
 std::int64_t Predictor::estimate_ns(const Query& query) noexcept {
   const Place place = place_of(query);
-  if (place.entry != nullptr) return static_cast<std::int64_t>(std::exp(place.entry->estimate_log));
+  if (place.entry != nullptr) return static_cast<std::int64_t>(place.entry->estimate_ns);
   NewEstimate& said = said_[(place.key >> 17) % said_.size()];
   if (said.key != place.key) said = {place.key, base_log_of(query)};
   return static_cast<std::int64_t>(
@@ -112,7 +112,7 @@ std::int64_t Predictor::estimate_ns(const Query& query) noexcept {
 
 std::int64_t Predictor::graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {
   const CacheEntry* const entry = cache_.peek(Keys::of_graph(graph, critical_path_ns));
-  if (entry != nullptr) return static_cast<std::int64_t>(std::exp(entry->estimate_log));
+  if (entry != nullptr) return static_cast<std::int64_t>(entry->estimate_ns);
   if (critical_path_ns <= 0) return 0;
   const float base_log = log_of(critical_path_ns);
   return static_cast<std::int64_t>(std::exp(base_log + corrections_.log(Corrections::kGraphs, base_log)));
@@ -120,8 +120,7 @@ std::int64_t Predictor::graph_ns(const void* graph, std::int64_t critical_path_n
 
 std::int64_t Predictor::measured_graph_ns(const void* graph, std::int64_t critical_path_ns) const noexcept {
   const CacheEntry* const entry = cache_.peek(Keys::of_graph(graph, critical_path_ns));
-  if (entry == nullptr || entry->samples < Sampling::kFirst) return 0;
-  return static_cast<std::int64_t>(std::exp(entry->estimate_log));
+  return entry == nullptr || entry->samples < Sampling::kFirst ? 0 : static_cast<std::int64_t>(entry->estimate_ns);
 }
 
 Prediction Predictor::predict_graph(const void* graph, std::int64_t critical_path_ns, bool busy) noexcept {

@@ -32,8 +32,6 @@ class StateWriter {
     bytes_.insert(bytes_.end(), bytes, bytes + sizeof(T));
   }
 
-  std::size_t size() const noexcept { return bytes_.size(); }
-
   // Closes the frame.
   std::vector<std::byte> finish() &&;
 

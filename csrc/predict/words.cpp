@@ -7,15 +7,13 @@
 #include <cstring>
 
 #include "base/processor.hpp"
+#include "predict/eight_words.hpp"
 
 namespace cudasched::predict {
 namespace {
 
 constexpr int kLargeBits = 28;
 constexpr std::uint32_t kLargeLimit = 1U << kLargeBits;
-// The upper halves of is_host_address(), and of words that look like a pointer.
-constexpr std::uint32_t kLeastUpperHalf = kProgramHalf;
-constexpr std::uint32_t kMostUpperHalf = kMappedHalf + 0xfff;
 
 constexpr auto kHashKeys = [] {
   std::array<std::uint32_t, kMaxWords> keys{};
@@ -57,18 +55,13 @@ __attribute__((target("avx2"))) inline __m256i wide_mask(const std::int8_t* eigh
   return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(eight)));
 }
 
-__attribute__((target("avx2"))) inline __m256i load_eight(const std::uint32_t* from) noexcept {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-}
-
 __attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint32_t* words, const std::int8_t* mask,
                                                                 const std::uint32_t* keys,
                                                                 std::uint32_t count) noexcept {
   __m256i sums = _mm256_setzero_si256();
   for (std::uint32_t at = 0; at < count; at += 8) {
-    const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + at));
-    const __m256i kept = _mm256_and_si256(_mm256_min_epu32(word, _mm256_set1_epi32(kLargeLimit)), wide_mask(mask + at));
-    const __m256i keyed = _mm256_add_epi32(kept, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + at)));
+    const __m256i word = _mm256_min_epu32(load_eight(words + at), in_all_lanes(kLargeLimit));
+    const __m256i keyed = _mm256_add_epi32(_mm256_and_si256(word, wide_mask(mask + at)), load_eight(keys + at));
     sums = _mm256_add_epi64(sums, _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32)));
   }
   const __m128i sum = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
@@ -77,15 +70,9 @@ __attribute__((target("avx2"))) std::uint64_t sum_products_avx2(const std::uint3
 
 __attribute__((target("avx2"))) std::uint64_t between_avx2(const std::uint32_t* words, std::uint32_t count,
                                                            std::uint32_t least, std::uint32_t most) noexcept {
-  const __m256i from = _mm256_set1_epi32(static_cast<int>(least));
-  const __m256i span = _mm256_set1_epi32(static_cast<int>(most - least));
   std::uint64_t bits = 0;
   std::uint32_t at = 0;
-  for (; at + 8 <= count; at += 8) {
-    const __m256i above = _mm256_sub_epi32(load_eight(words + at), from);
-    const __m256i inside = _mm256_cmpeq_epi32(_mm256_min_epu32(above, span), above);
-    bits |= std::uint64_t{static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(inside)))} << at;
-  }
+  for (; at + 8 <= count; at += 8) bits |= lanes_of(are_between(load_eight(words + at), least, most)) << at;
   return at == count ? bits : bits | between(words + at, count - at, least, most) << at;
 }
 
@@ -171,8 +158,7 @@ std::uint32_t Words::first(const Function& function, std::span<const std::uint32
     const Record& record = records_[function.index];
     if (record.mask != nullptr) return coarse(words[0]) & wide(record.mask[0]);
   }
-  const bool is_out =
-      words.size() > 1 && (is_pointer(words[0], words[1], allocations_) || is_host_address(words[0], words[1]));
+  const bool is_out = words.size() > 1 && is_address(words[0], words[1], allocations_);
   return is_out ? 0 : coarse(words[0]);
 }
 
@@ -185,22 +171,17 @@ bool Words::mask_pointers(const Function& function, std::span<const std::uint32_
 
 bool Words::mask_pointers(std::span<const std::uint32_t> words, std::int8_t* mask) const noexcept {
   const auto count = static_cast<std::uint32_t>(words.size());
-  // Words without such an upper half at an odd place are not examined.
-  std::uint32_t least = kLeastUpperHalf;
-  std::uint32_t most = kMostUpperHalf;
-  if (allocations_ != nullptr && allocations_->lowest_half() <= allocations_->highest_half()) {
-    least = std::min(least, allocations_->lowest_half());
-    most = std::max(most, allocations_->highest_half());
-  }
+  const UpperHalves halves(allocations_);
   bool changed = false;
   for (std::uint32_t begin = 0; begin < count; begin += 64) {
     constexpr std::uint64_t kOddPlaces = 0xaaaa'aaaa'aaaa'aaaaULL;
     std::uint64_t upper =
-        between_(words.data() + begin, std::min<std::uint32_t>(64, count - begin), least, most) & kOddPlaces;
+        between_(words.data() + begin, std::min<std::uint32_t>(64, count - begin), halves.least, halves.most) &
+        kOddPlaces;
     for (; upper != 0; upper &= upper - 1) {
       const std::uint32_t at = begin + static_cast<std::uint32_t>(std::countr_zero(upper)) - 1;
       if ((words[at] | words[at + 1]) == 0 || (mask[at] | mask[at + 1]) == 0) continue;
-      if (!is_pointer(words[at], words[at + 1], allocations_) && !is_host_address(words[at], words[at + 1])) continue;
+      if (!is_address(words[at], words[at + 1], allocations_)) continue;
       mask[at] = mask[at + 1] = 0;
       changed = true;
     }

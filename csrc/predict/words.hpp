@@ -15,6 +15,7 @@
 // Not thread-safe: the predictor's caller holds a lock. No allocation and no system call after construction.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -52,6 +53,23 @@ inline bool is_host_address(std::uint32_t low, std::uint32_t high) noexcept {
   constexpr std::uint32_t kLast = kMappedHalf + 0xe00;
   return (high - kLast < 0x200 || high - kProgramHalf < 0x200) && low >> 20 != 0;
 }
+
+// Of either kind.
+inline bool is_address(std::uint32_t low, std::uint32_t high, const Allocations* allocations) noexcept {
+  return is_pointer(low, high, allocations) || is_host_address(low, high);
+}
+
+// No address has an upper half outside of these; so a block is searched for those alone.
+struct UpperHalves {
+  explicit UpperHalves(const Allocations* allocations) noexcept {
+    if (allocations == nullptr || allocations->lowest_half() > allocations->highest_half()) return;
+    least = std::min(least, allocations->lowest_half());
+    most = std::max(most, allocations->highest_half());
+  }
+
+  std::uint32_t least = kProgramHalf;
+  std::uint32_t most = kMappedHalf + 0xfff;
+};
 
 class Words {
  public:

@@ -34,6 +34,10 @@ Call unwrapped(unsigned long request, const void* argument) noexcept {
   return {transfer.number, transfer.size, reinterpret_cast<const void*>(transfer.argument)};
 }
 
+bool is_between(std::uint32_t engine, std::uint32_t first, std::uint32_t last) noexcept {
+  return engine >= first && engine <= last;
+}
+
 bool goes_with(const Group& group, std::uint32_t client, std::uint32_t object) noexcept {
   return group.client == client && (object == client || object == group.handle || object == group.device);
 }
@@ -80,16 +84,17 @@ void Groups::note(int descriptor, unsigned long request, const void* wrapped, in
 void Groups::add(int descriptor, std::uint32_t client, std::uint32_t device, std::uint32_t handle,
                  std::uint64_t parameters) noexcept {
   if (parameters == 0) return;
-  const auto wanted = copy_of<wire::GroupParameters>(reinterpret_cast<const void*>(parameters));
-  if (wanted.engine < wire::kFirstGraphics || wanted.engine > wire::kLastGraphics) return;
+  const auto engine = copy_of<wire::GroupParameters>(reinterpret_cast<const void*>(parameters)).engine;
+  const bool copies = is_between(engine, wire::kFirstCopy, wire::kLastCopy);
+  if (!copies && !is_between(engine, wire::kFirstGraphics, wire::kLastGraphics)) return;
   const OpenFile file = OpenFile::of(descriptor);
   const std::scoped_lock lock(lock_);
   ++made_;
-  if (count_ == kMost) {
-    ++overflows_;
+  if (count_ >= (copies ? kMost - kMostContexts : kMost)) {
+    if (!copies) ++overflows_;
     return;
   }
-  groups_[count_++] = {file, client, device, handle, false};
+  groups_[count_++] = {file, client, device, handle, copies, false};
 }
 
 template <typename Visit>

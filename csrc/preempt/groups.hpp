@@ -1,6 +1,6 @@
-// The channel groups of this process that run kernels, learned from the calls that libcuda makes of the kernel module.
-// A context has one group; so has a green context, and each context on each of several GPUs. Groups of copy engines are
-// left out.
+// The channel groups of this process that run kernels or copy, learned from the calls that libcuda makes of the kernel
+// module. A context has one group that runs kernels, and so has a green context, and each context on each of several
+// GPUs; each has a few more, one a copy engine.
 //
 // note_before() and note() surround each such call, on the calling thread; never on the launch path, which makes none.
 // They read the kernel module's arguments, and change nothing. Everything may be called from any thread; lock_ is held
@@ -34,12 +34,14 @@ struct Group {
   std::uint32_t client = 0;
   std::uint32_t device = 0;
   std::uint32_t handle = 0;
-  bool ends = false;  // the kernel module is about to free the group
+  bool copies = false;  // on a copy engine; else it runs kernels
+  bool ends = false;    // the kernel module is about to free the group
 };
 
 class Groups {
  public:
-  static constexpr std::size_t kMost = 256;
+  static constexpr std::size_t kMost = 512;
+  static constexpr std::size_t kMostContexts = kMost / 2;  // groups that copy leave room for these
 
   // An ioctl(2) of libcuda's is about to be made: the objects that the call frees are no longer there for others.
   void note_before(unsigned long request, const void* argument) noexcept;
@@ -51,7 +53,7 @@ class Groups {
 
   // Changes with each group that comes.
   std::uint64_t made() const noexcept;
-  // Groups that found no room: libcuda's time slice stays.
+  // Groups that run kernels and found no room: libcuda's time slice stays.
   std::uint64_t overflows() const noexcept;
 
   // In a forked child, whose contexts are the parent's.

@@ -12,9 +12,6 @@
 namespace cudasched::preempt {
 namespace {
 
-// libcuda's own slice, where none was seen.
-constexpr std::uint64_t kUsualUs = 2048;
-
 // Of a status: ioctl itself failed, with this errno.
 constexpr std::uint32_t kErrno = 0x8000'0000U;
 
@@ -37,25 +34,26 @@ void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   next_look_ns_ = now + (now - made_ns_ < kSettlesNs ? kLookNs : kLookLaterNs);
 
   if (groups_.overflows() > 0) {
-    static_assert(Groups::kMost == 256);
+    static_assert(Groups::kMostContexts == 256);
     turn_off(State::kRefused, "it has more than 256 contexts");
     return;
   }
   std::array<Group, Groups::kMost> groups;
-  const std::size_t count = groups_.read(groups);
-  if (us != 0 && (!watches_ || count == 0)) {
+  const auto all = std::span(groups).first(groups_.read(groups));
+  if (us != 0 && (!watches_ || std::ranges::all_of(all, &Group::copies))) {
     state_.store(State::kUnseen, std::memory_order_relaxed);
     return;
   }
-  for (const Group& group : std::span(groups).first(count)) {
-    if (!give(group, us != 0 ? us : static_cast<std::uint32_t>(own_us_ != 0 ? own_us_ : kUsualUs))) return;
+  for (const Group& group : all) {
+    if (!give(group, us)) return;
   }
   us_.store(us, std::memory_order_relaxed);
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
 }
 
-// False: not possible, and time slices are off.
+// 0: the length without us. False: not possible, and time slices are off.
 bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
+  if (group.copies && !sets_copies_) return true;
   if (OpenFile::of(group.file.descriptor) != group.file) {
     turn_off(State::kLost, "");
     return false;
@@ -64,9 +62,10 @@ bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
   if (const std::uint32_t status = control(group, wire::kGetTimeSlice, has); status != 0) {
     return refused(group, "GET_TIMESLICE", status);
   }
-  if (has == us) return true;
-  if (has != us_.load(std::memory_order_relaxed)) own_us_ = has;
-  std::uint64_t wanted = us;
+  std::uint64_t& own = own_us_[group.copies ? 1 : 0];
+  std::uint64_t wanted = us == 0 ? own : group.copies ? kCopiesUs : us;
+  if (has == wanted) return true;
+  if (has != (group.copies ? kCopiesUs : us_.load(std::memory_order_relaxed))) own = has;
   calls_.fetch_add(1, std::memory_order_relaxed);
   if (const std::uint32_t status = control(group, wire::kSetTimeSlice, wanted); status != 0) {
     return refused(group, "SET_TIMESLICE", status);
@@ -91,12 +90,16 @@ std::uint32_t TimeSlices::control(const Group& group, std::uint32_t command, std
   return call.status;
 }
 
-// True: the group is gone, because its context was destroyed meanwhile.
+// True: the group is gone, because its context was destroyed meanwhile, or copies.
 bool TimeSlices::refused(const Group& asked, const char* call, std::uint32_t status) noexcept {
   std::array<Group, Groups::kMost> groups;
   const auto living = std::span(groups).first(groups_.read(groups));
   const auto is_it = [&](const Group& group) { return group.client == asked.client && group.handle == asked.handle; };
   if (std::none_of(living.begin(), living.end(), is_it)) return true;
+  if (asked.copies) {
+    sets_copies_ = false;
+    return true;
+  }
   std::array<char, 96> text{};
   std::snprintf(text.data(), text.size(), (status & kErrno) != 0 ? "%s failed with errno %u" : "%s gave status 0x%x",
                 call, status & ~kErrno);

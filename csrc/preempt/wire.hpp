@@ -21,6 +21,8 @@ inline constexpr std::uint32_t kSetTimeSlice = 0xA06C0103;  // NVA06C_CTRL_CMD_S
 inline constexpr std::uint32_t kGetTimeSlice = 0xA06C0104;  // NVA06C_CTRL_CMD_GET_TIMESLICE
 inline constexpr std::uint32_t kFirstGraphics = 1;          // NV2080_ENGINE_TYPE_GR0: the engines that run kernels
 inline constexpr std::uint32_t kLastGraphics = 8;           // NV2080_ENGINE_TYPE_GR7
+inline constexpr std::uint32_t kFirstCopy = 9;              // NV2080_ENGINE_TYPE_COPY0
+inline constexpr std::uint32_t kLastCopy = 18;              // NV2080_ENGINE_TYPE_COPY9
 inline constexpr std::uint32_t kNoStatus = 0xFFFF'FFFF;
 
 struct Free {  // NVOS00

@@ -9,7 +9,7 @@
 #include "base/hash.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
-#include "telemetry/coverage.hpp"
+#include "telemetry/cupti.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -40,7 +40,7 @@ void gather_counts(arbiter::Counts& counts) noexcept {
   counts = {};
   counts.process = number_of_process();
   hot().counters.read(counts);
-  counts.device_launches = telemetry::device_launches();
+  counts.device_launches = telemetry::cupti::device_launches();
   const auto whole = engine().slices().whole_lately();
   std::transform(whole.begin(), whole.end(), counts.whole, [](const WholeGraphs& of) {
     return cudasched_whole_graphs{of.graphs, static_cast<std::uint64_t>(of.longest_ns), of.longest_nodes};

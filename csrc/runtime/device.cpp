@@ -3,11 +3,13 @@
 #include <atomic>
 #include <bit>
 #include <exception>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/log.hpp"
+#include "base/undisturbed.hpp"
 #include "driver/driver.hpp"
 #include "queue/router.hpp"
 #include "runtime/predictor_files.hpp"
@@ -32,9 +34,12 @@ Device::Device(CUdevice handle, int ordinal, const Settings& settings)
 
 void Device::prepare_predictor(const Settings& settings, const predict::Allocations* allocations) noexcept {
   std::call_once(predictor_prepared_, [&] {
+    const Undisturbed undisturbed;
     const auto or_without = [](auto&& attempt) {
       try {
         attempt();
+      } catch (const std::bad_alloc&) {
+        log::warning("there is not enough memory to predict times by trees or by what was learned before");
       } catch (const std::exception& error) {
         log::warning(std::string(error.what()) + "; going on without");
       }

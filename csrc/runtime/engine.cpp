@@ -11,10 +11,11 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/undisturbed.hpp"
 #include "driver/driver.hpp"
 #include "driver/registry.hpp"
 #include "runtime/memory/memory.hpp"
-#include "telemetry/coverage.hpp"
+#include "telemetry/cupti.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -59,6 +60,7 @@ Device* Engine::device_by_ordinal(CUdevice handle) noexcept {
   if (handle < 0 || handle >= kMaxDevices) return nullptr;
   auto& place = devices_[static_cast<std::size_t>(handle)];
   if (Device* known = place.load(std::memory_order_acquire)) return known;
+  const Undisturbed undisturbed;
   try {
     const std::scoped_lock lock(mutex_);
     if (Device* known = place.load(std::memory_order_acquire)) return known;
@@ -75,6 +77,7 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
   try {
     name_thread(thread);
     if (!device.registered(launch_class)) {
+      const Undisturbed undisturbed;
       const std::scoped_lock lock(mutex_);
       if (lifecycle_.stopping()) return false;
       if (launch_class == Class::kBestEffort) device.prepare_predictor(settings_, allocations_.get());
@@ -98,7 +101,6 @@ bool Engine::prepare(Device& device, Class launch_class, ThreadState& thread) no
       });
       ticker_.start();
       memory().publish(device);
-      memory().start_givers();
       log::info("registered as a " + std::string(class_name(launch_class)) + " client in " + device.table().path());
     }
     if (Region* const region = thread.innermost(); launch_class == Class::kLatency && region != nullptr) {
@@ -288,7 +290,7 @@ void Engine::start_coverage(const std::string& cupti_path) {
     if (!lifecycle_.started())
       throw HookError("coverage needs the hook and an initialised driver: make a CUDA call first");
   }
-  telemetry::start_coverage(cupti_path);
+  telemetry::cupti::start(telemetry::cupti::Use::kCount, cupti_path);
 }
 
 StateReport Engine::report() {

@@ -2,7 +2,6 @@
 // cudasched_attach, cudasched_find_driver (hook/intercept.cpp) and cudasched_install (hook/install.cpp).
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -20,7 +19,7 @@
 #include "runtime/memory/memory.hpp"
 #include "schedule/policy.hpp"
 #include "schedule/quiet.hpp"
-#include "telemetry/coverage.hpp"
+#include "telemetry/cupti.hpp"
 
 namespace {
 
@@ -269,6 +268,10 @@ int cudasched_region_enter_named(std::int32_t client_class, std::int32_t priorit
 int cudasched_region_enter_until(std::int32_t client_class, std::int32_t priority, std::int64_t deadline_ns,
                                  std::uint64_t* token) {
   return guarded([&] {
+    if (deadline_ns < 0) {
+      throw cudasched::ConfigError("a deadline is a time of CLOCK_MONOTONIC in ns, 0 for none; got " +
+                                   std::to_string(deadline_ns));
+    }
     *token = cudasched::runtime::engine().regions().enter(checked_class(client_class), priority, 0, deadline_ns);
   });
 }
@@ -338,7 +341,7 @@ int cudasched_coverage_start(const char* cupti_path) {
 }
 
 int cudasched_coverage_flush(void) {
-  return guarded([] { cudasched::telemetry::flush_coverage(); });
+  return guarded([] { cudasched::telemetry::cupti::flush(cudasched::telemetry::cupti::Use::kCount, /*all=*/true); });
 }
 
 int cudasched_read_table(const char* path, cudasched_client* clients, std::int32_t capacity, std::int32_t* count,
@@ -353,8 +356,12 @@ int cudasched_read_counts(const char* path, cudasched_client* clients, cudasched
 
 int cudasched_run_directory(char* path, std::uint64_t path_bytes) {
   return guarded([&] {
-    if (path_bytes == 0) throw cudasched::ConfigError("no room for the path");
-    copy_text(path, path_bytes, cudasched::arbiter::default_directory());
+    const std::string directory = cudasched::arbiter::default_directory();
+    if (directory.size() >= path_bytes) {
+      throw cudasched::ConfigError("the path " + directory + " wants " + std::to_string(directory.size() + 1) +
+                                   " bytes, and there is room for " + std::to_string(path_bytes));
+    }
+    copy_text(path, path_bytes, directory);
   });
 }
 

@@ -238,7 +238,10 @@ Outcome Engine::apply(const arbiter::Change& change) {
       break;
     }
     case Setting::kParked:
-      if (!settings_.pageable || settings_.park == 0 || change.value < 0 || change.value > 1) return Outcome::kUnknown;
+      if (!settings_.pageable || settings_.park == 0 || settings_.give_back_ns == 0 || change.value < 0 ||
+          change.value > 1) {
+        return Outcome::kUnknown;
+      }
       memory().pager.want_away(change.value != 0);
       for_each_device([](Device& device) { device.table().wake_for_memory(); });
       break;

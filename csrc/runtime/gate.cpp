@@ -12,6 +12,7 @@
 #include "base/clock.hpp"
 #include "base/log.hpp"
 #include "base/processor.hpp"
+#include "base/sleep.hpp"
 #include "driver/driver.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/latency/latency_activity.hpp"
@@ -245,7 +246,7 @@ bool Gate::hold_ungated(const queue::Call& call, const schedule::Estimates::Foun
     if (!verdict.waits()) break;
     lock.unlock();
     traced.waits(call, ordinal_, telemetry::WaitReason::kBacklog);
-    Waiter::sleep_for(verdict.look_in_ns);
+    sleep_ns(verdict.look_in_ns);
     has_come = latency_clients();
     if (has_come) break;
     lock.lock();

@@ -122,7 +122,7 @@ class Gate {
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
   // Copies, on the launcher thread: see queue::Admission. They go in pieces beside a latency client, also where the GPU
-  // interrupts kernels: it does not interrupt copies.
+  // interrupts kernels and copies.
   Copies::Direction direction_of_pieces(const queue::Operation& copy) noexcept;
   std::size_t next_piece(Copies::Direction direction, std::size_t bytes) noexcept;
   void piece_submitted(Copies::Direction direction, CUstream stream) noexcept;

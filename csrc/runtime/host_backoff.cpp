@@ -1,8 +1,7 @@
 #include "runtime/host_backoff.hpp"
 
-#include <time.h>
-
 #include "base/clock.hpp"
+#include "base/sleep.hpp"
 #include "queue/queue.hpp"
 #include "runtime/gate.hpp"
 
@@ -27,10 +26,9 @@ void HostBackoff::back_off(std::atomic<std::uint64_t>& count, const queue::Queue
   const std::int64_t begin = now_ns();
   if (!wanted(begin, kFed) || holds_gil()) return;
   count.fetch_add(1, std::memory_order_relaxed);
-  constexpr timespec kPause{0, kPauseNs};
   // Polled: a wake-up would cost the thread that leaves the region a system call.
   for (std::int64_t now = begin; now < begin + bounds * longest_ns && wanted(now, kHungry); now = now_ns()) {
-    nanosleep(&kPause, nullptr);
+    sleep_ns(kPauseNs);
   }
 }
 

@@ -9,11 +9,14 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/sleep.hpp"
+#include "base/undisturbed.hpp"
 #include "driver/driver.hpp"
 #include "driver/functions.hpp"
 #include "driver/registry.hpp"
@@ -25,7 +28,7 @@
 #include "runtime/memory/memory.hpp"
 #include "runtime/partitions.hpp"
 #include "runtime/tracing.hpp"
-#include "telemetry/coverage.hpp"
+#include "telemetry/cupti.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -34,8 +37,7 @@ namespace {
 bool lock_briefly(std::mutex& mutex) noexcept {
   for (int tries = 0; tries < 200; ++tries) {
     if (mutex.try_lock()) return true;
-    const timespec time{0, kNsPerMs};
-    nanosleep(&time, nullptr);
+    sleep_ns(kNsPerMs);
   }
   return false;
 }
@@ -82,6 +84,7 @@ void Lifecycle::decline(const std::string& why) {
 void Lifecycle::start() noexcept {
   // Takes the dynamic loader's lock, which another thread may hold while its library's constructor waits for ours.
   find_gil_check();
+  const Undisturbed undisturbed;
   try {
     const std::scoped_lock lock(engine_.mutex_);
     if (started_ || stopping_ || !off_reason_.empty()) return;
@@ -110,7 +113,7 @@ void Lifecycle::start() noexcept {
     if (covers) {
       write_coverage_report("the program did not come to an end");
       try {
-        telemetry::start_coverage(engine_.settings_.cupti_path);
+        telemetry::cupti::start(telemetry::cupti::Use::kCount, engine_.settings_.cupti_path);
       } catch (const std::exception& error) {
         coverage_error_ = error.what();
         log::warning(coverage_error_);
@@ -190,10 +193,10 @@ void Lifecycle::fail(const std::string& why) noexcept {
     device.table().wake_all();
   });
   try {
-    const std::string message = "scheduling is off for this process: " + why;
-    log::error(message);
+    const std::string reason = why == std::bad_alloc().what() ? "there is not enough memory" : why;
+    log::error("scheduling is off for this process: " + reason);
     const std::scoped_lock lock(engine_.mutex_);
-    off_reason_ = why;
+    off_reason_ = reason;
   } catch (const std::exception&) {
     log::error("scheduling is off for this process: out of memory");
   }
@@ -269,6 +272,7 @@ void Lifecycle::finish() noexcept {
 
 void Lifecycle::stop() noexcept {
   if (stopping_.exchange(true)) return;
+  const Undisturbed undisturbed;
   // The program's launches are to run, as without us.
   engine_.for_each_device([](Device& device) {
     if (device.queue() != nullptr) device.queue()->stop(kNsPerSecond);
@@ -304,7 +308,7 @@ void Lifecycle::report_coverage() noexcept {
       } else {
         engine_.for_each_device([](Device& device) { driver::synchronize_primary(device.ordinal()); });
       }
-      telemetry::flush_coverage();
+      telemetry::cupti::flush(telemetry::cupti::Use::kCount, /*all=*/true);
     }
   } catch (const std::exception& error) {
     coverage_error_ = error.what();
@@ -314,7 +318,7 @@ void Lifecycle::report_coverage() noexcept {
 
 void Lifecycle::write_coverage_report(const std::string& why_not) noexcept {
   const std::uint64_t seen = hot().counters.launches();
-  const std::uint64_t ran = telemetry::device_launches();
+  const std::uint64_t ran = telemetry::cupti::device_launches();
   std::string name = engine_.settings_.name.empty() ? program_name() : engine_.settings_.name;
   std::string error = why_not;
   for (std::string* text : {&name, &error}) {

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -19,12 +18,13 @@
 #include "base/error.hpp"
 #include "base/futex.hpp"
 #include "base/log.hpp"
+#include "base/sleep.hpp"
 #include "runtime/counts.hpp"
 #include "runtime/engine.hpp"
 #include "runtime/engine_policy.hpp"
 #include "runtime/memory/memory.hpp"
 #include "runtime/tracing.hpp"
-#include "telemetry/coverage.hpp"
+#include "telemetry/cupti.hpp"
 
 namespace cudasched::runtime {
 namespace {
@@ -77,8 +77,7 @@ void Ticker::run() noexcept {
       continue;
     }
     const std::int64_t longest = active ? kActiveTickNs : launching ? kBusyTickNs : kIdleTickNs;
-    const timespec time{0, std::clamp<std::int64_t>(ready - now_ns(), 1, longest)};
-    nanosleep(&time, nullptr);
+    sleep_ns(std::clamp<std::int64_t>(ready - now_ns(), 1, longest));
   }
   if (finish_.load() == kAsked) engine().lifecycle().stop();
   finish_.store(kEnded);
@@ -194,7 +193,7 @@ bool Ticker::tick(std::int64_t now) noexcept {
       slot.heartbeat_ns.store(now, std::memory_order_relaxed);
       // Counts are the process's, shown with each of its clients; a process with several GPUs shows them with each.
       slot.launches.store(counters.launches(static_cast<Class>(i)), std::memory_order_relaxed);
-      slot.device_launches.store(telemetry::device_launches(), std::memory_order_relaxed);
+      slot.device_launches.store(telemetry::cupti::device_launches(), std::memory_order_relaxed);
       if (static_cast<Class>(i) == Class::kBestEffort) {
         slot.gate_waits.store(counters.gate_waits.count(), std::memory_order_relaxed);
         slot.gate_wait_ns.store(counters.gate_waits.sum_ns(), std::memory_order_relaxed);
@@ -230,7 +229,6 @@ bool Ticker::tick(std::int64_t now) noexcept {
   if (save_ns_ <= now) save_predictors(now);
   engine().serve_control();  // in tables that were looked after
   memory().look_for_cache(now);
-  memory().start_givers();
   memory().publish_pools(now);
   if (telemetry::tracing() && now - traced_ns_ >= kTraceCountersNs) {
     traced_ns_ = now;

@@ -5,7 +5,8 @@
 // they wait. The policy decides how many, and when:
 //
 //   deadline  the number that gives the most requests per second, of those whose bound meets the earliest deadline,
-//             or of all where the largest of those does not keep up with the arrivals.
+//             or of all where the largest of those does not keep up with the arrivals: the caller then compares that
+//             batch with others, without the requests that would be late in it.
 //             The batch starts when no larger batch can start in time, or when waiting gains nothing: batches of its
 //             size keep up with the arrivals in half of the time, a larger batch serves no more requests per second,
 //             the requests that it lacks are not expected before its latest start, or none has come for kQuietGaps

@@ -62,7 +62,7 @@ struct Work {
   std::int32_t priority = 0;        // kKernel: lower is dispatched first
   std::uint64_t blocks = 1;         // kKernel: at least 1
   std::uint32_t blocks_per_sm = 1;  // kKernel: 1 to kMaxBlocksPerSm
-  std::int64_t block_ns = 0;        // kKernel: 0 to kMaxDurationNs
+  std::int64_t block_ns = 0;        // kKernel: 1 to kMaxDurationNs
   std::uint64_t bytes = 0;          // kCopy
   Ticket wait_for = 0;              // kWait
 };

@@ -180,7 +180,7 @@ void activate_context(Context& context) {
       throw Refused(status == Status::kFull ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM);
     }
   }
-  make_channel_group(context);
+  make_channel_groups(context);
   context.sticky = CUDA_SUCCESS;
   context.pending.assign(kOpsPerContext, {});
   context.legacy = make_stream(driver().contexts.at(&context), StreamKind::kLegacy, 0, 0);
@@ -217,7 +217,11 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
     drop_functions(*module->second);
     library->modules.erase(module);
   }
+  for (auto& [handle, memory] : state.physical) {
+    if (ours(memory.context)) memory.counts = false;
+  }
   for (const auto& [key, exec] : state.execs) {
+    if (ours(exec->memory_of)) exec->memory_of = nullptr;
     if (!ours(exec->context)) continue;
     exec->context = nullptr;
     exec->last = 0;
@@ -227,7 +231,7 @@ void deactivate_context(Lock& lock, const std::shared_ptr<Context>& context) {
     if (ours(allocation.context)) addresses.push_back(address);
   }
   for (const std::uintptr_t address : addresses) release_memory(address);
-  free_channel_group(*context);
+  free_channel_groups(*context);
   SharedDevice& shared = shared_of(*context);
   {
     SharedDevice::Guard device(shared);

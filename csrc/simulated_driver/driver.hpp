@@ -152,6 +152,7 @@ struct PhysicalMemory {
   std::shared_ptr<Context> context;
   bool held = true;  // not released
   int mappings = 0;
+  bool counts = true;       // in the context's memory; not where the context has ended since
   std::int64_t place = -1;  // in the file that has such memory; -1: not mapped yet
 };
 

@@ -33,7 +33,7 @@ CUresult capture_info(CUstream handle, CUstreamCaptureStatus* status, cuuint64_t
     for (const Edge& edge : stream->capture_front) {
       capture.told.push_back(reinterpret_cast<CUgraphNode>(edge.from));
       capture.told_edges.push_back(edge.data);
-      plain = plain && edge.data.type == 0 && edge.data.from_port == 0;
+      plain = plain && is_plain(edge.data);
     }
     require(dependencies == nullptr || edges != nullptr || plain, CUDA_ERROR_LOSSY_QUERY);
     if (dependencies != nullptr) *dependencies = capture.told.data();

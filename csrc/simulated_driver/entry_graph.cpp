@@ -56,18 +56,19 @@ CUgraphNode add_command(Graph& graph, const Dependencies& after, CUgraphNodeType
 
 CUgraphNode add_child(Graph& graph, const Dependencies& after, CUgraph child_handle, bool move) {
   Graph& child = find_graph(child_handle);
-  auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_GRAPH);
   require(!has_conditional_nodes(child), CUDA_ERROR_NOT_SUPPORTED);
+  const auto owned = driver().graphs.find(&child);
+  require(!move || (owned != driver().graphs.end() && &child != &graph));
+  std::unique_ptr<Graph> body = move ? nullptr : clone(child);
+  const CUgraphNode added = add_command(graph, after, CU_GRAPH_NODE_TYPE_GRAPH, {});
   if (move) {
-    const auto owned = driver().graphs.find(&child);
-    require(owned != driver().graphs.end() && &child != &graph);
-    node->bodies.push_back(std::move(owned->second));
+    body = std::move(owned->second);
     driver().graphs.erase(owned);
-  } else {
-    node->bodies.push_back(clone(child));
   }
-  node->bodies.front()->owner = node.get();
-  return add_node(graph, after, std::move(node));
+  Node& node = find_node(added);
+  body->owner = &node;
+  node.bodies.push_back(std::move(body));
+  return added;
 }
 
 CUgraphNode add_allocation(Graph& graph, const Dependencies& after, std::size_t bytes, CUdeviceptr& address) {
@@ -95,16 +96,19 @@ CUgraphNode add_conditional(Graph& graph, const Dependencies& after, CUDA_CONDIT
   require(params.type <= CU_GRAPH_COND_TYPE_SWITCH && params.size != 0 && params.size <= most &&
           (!newer || driver_version() >= 12080));
   Condition& condition = find(driver().conditions, params.handle, CUDA_ERROR_INVALID_VALUE);
-  require(!std::exchange(condition.decides, true));
+  require(!condition.decides);
   auto node = std::make_unique<Node>(CU_GRAPH_NODE_TYPE_CONDITIONAL);
   for (unsigned i = 0; i < params.size; ++i) {
     node->bodies.push_back(std::make_unique<Graph>());
     node->bodies.back()->owner = node.get();
     node->body_handles.push_back(reinterpret_cast<CUgraph>(node->bodies.back().get()));
   }
-  params.phGraph_out = node->body_handles.data();
   node->conditional = params;
-  return add_node(graph, after, std::move(node));
+  node->conditional.phGraph_out = node->body_handles.data();
+  const CUgraphNode added = add_node(graph, after, std::move(node));
+  condition.decides = true;
+  params.phGraph_out = find_node(added).body_handles.data();
+  return added;
 }
 
 CUresult add_any_node(CUgraphNode* handle, CUgraph graph_handle, const Dependencies& after, CUgraphNodeParams* params) {
@@ -157,6 +161,12 @@ CUresult get_one(CUgraphNode handle, CUgraphNodeType type, Params* params) {
   return with_driver([&](Lock&) { write_params(std::get<Of>(node_of_type(handle, type).command), *params); });
 }
 
+template <class Params>
+CUresult get_kernel(CUgraphNode handle, Params* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return with_driver([&](Lock&) { write_params(node_of_type(handle, CU_GRAPH_NODE_TYPE_KERNEL), *params); });
+}
+
 bool is_node_attribute(CUkernelNodeAttrID attribute) {
   return attribute > CU_LAUNCH_ATTRIBUTE_IGNORE && attribute <= CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING;
 }
@@ -176,8 +186,6 @@ void give_nodes(const Items& items, CUgraphNode* to, std::size_t* count, Get get
   std::fill(to + given, to + *count, nullptr);
   *count = given;
 }
-
-bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
 
 CUresult get_edges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
   if (count == nullptr || (from == nullptr) != (to == nullptr) || (from == nullptr && data != nullptr)) {
@@ -413,24 +421,15 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode* node, CUgraph graph, const CUgraph
 
 CUresult cuGraphAddKernelNode(CUgraphNode* handle, CUgraph graph, const CUgraphNode* dependencies, size_t count,
                               const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const CUDA_KERNEL_NODE_PARAMS with = newer(*params);
-  return cuGraphAddKernelNode_v2(handle, graph, dependencies, count, &with);
+  return add_one(handle, graph, {dependencies, nullptr, count}, CU_GRAPH_NODE_TYPE_KERNEL, params);
 }
 
 CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return with_driver([&](Lock&) { write_params(node_of_type(handle, CU_GRAPH_NODE_TYPE_KERNEL), *params); });
+  return get_kernel(handle, params);
 }
 
 CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUDA_KERNEL_NODE_PARAMS found{};
-  const CUresult result = cuGraphKernelNodeGetParams_v2(handle, &found);
-  if (result != CUDA_SUCCESS) return result;
-  *params = {found.func,      found.gridDimX,  found.gridDimY,       found.gridDimZ,     found.blockDimX,
-             found.blockDimY, found.blockDimZ, found.sharedMemBytes, found.kernelParams, found.extra};
-  return CUDA_SUCCESS;
+  return get_kernel(handle, params);
 }
 
 CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS* params) {
@@ -438,9 +437,7 @@ CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode handle, const CUDA_KERNEL_NOD
 }
 
 CUresult cuGraphKernelNodeSetParams(CUgraphNode handle, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const CUDA_KERNEL_NODE_PARAMS with = newer(*params);
-  return cuGraphKernelNodeSetParams_v2(handle, &with);
+  return set_one(handle, CU_GRAPH_NODE_TYPE_KERNEL, params);
 }
 
 CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID attribute, CUkernelNodeAttrValue* value) {

@@ -40,6 +40,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* groups, co
                                      CUdevResource* remaining, unsigned flags, unsigned least) {
   if (groups == nullptr || input == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (input->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  if (least > input->sm.smCount) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   const unsigned each = std::max((least + kStep - 1) / kStep, 1U) * kStep;
   const unsigned possible = input->sm.smCount / each;
   if (possible == 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;

@@ -262,8 +262,11 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width_bytes, size_t height, unsigned) {
   if (pointer == nullptr || pitch == nullptr) return CUDA_ERROR_INVALID_VALUE;
   constexpr std::size_t kPitch = 512;
-  *pitch = (width_bytes + kPitch - 1) / kPitch * kPitch;
-  return cuMemAlloc_v2(pointer, *pitch * height);
+  if (std::max(width_bytes, height) > kLargestBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  const std::size_t rounded = (width_bytes + kPitch - 1) / kPitch * kPitch;
+  if (rounded != 0 && height > kLargestBytes / rounded) return CUDA_ERROR_OUT_OF_MEMORY;
+  *pitch = rounded;
+  return cuMemAlloc_v2(pointer, rounded * height);
 }
 
 // ---- pools: each device's default one, which keeps nothing that is free

@@ -101,7 +101,7 @@ CUresult cuParamSetSize(CUfunction function, unsigned bytes) {
 CUresult cuParamSetv(CUfunction function, int offset, void* value, unsigned bytes) {
   const std::scoped_lock lock(old_lock);
   std::vector<std::uint8_t>& parameters = old_launches()[function].parameters;
-  if (value == nullptr || offset < 0 || static_cast<unsigned>(offset) + bytes > parameters.size()) {
+  if (value == nullptr || offset < 0 || static_cast<std::size_t>(offset) + bytes > parameters.size()) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::memcpy(parameters.data() + offset, value, bytes);

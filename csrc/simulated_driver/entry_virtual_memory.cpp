@@ -23,7 +23,7 @@ int memory_file() {
 
 void end_physical(std::map<CUmemGenericAllocationHandle, PhysicalMemory>::iterator which) {
   const PhysicalMemory& memory = which->second;
-  give_device_memory_back(*memory.context, memory.bytes);
+  if (memory.counts) give_device_memory_back(*memory.context, memory.bytes);
   if (memory.place >= 0) {
     fallocate(memory_file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, memory.place,
               static_cast<off_t>(memory.bytes));
@@ -131,7 +131,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const C
     const CUmemLocation& place = properties->location;
     require(place.type == CU_MEM_LOCATION_TYPE_DEVICE && place.id == context->device, CUDA_ERROR_NOT_SUPPORTED);
     take_device_memory(*context, bytes);
-    driver().physical.emplace(driver().next_id, PhysicalMemory{bytes, context, true, 0, -1});
+    driver().physical.emplace(driver().next_id, PhysicalMemory{.bytes = bytes, .context = context});
     return driver().next_id++;
   });
 }

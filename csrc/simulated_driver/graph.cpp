@@ -28,23 +28,19 @@ bool any_node(const Graph& graph, const std::function<bool(const Node&)>& is) {
   });
 }
 
-bool is_default(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
-
 bool same(const CUgraphEdgeData& a, const CUgraphEdgeData& b) {
   return a.from_port == b.from_port && a.to_port == b.to_port && a.type == b.type;
 }
 
-// Programmatic edges go from kernel to kernel; a launch-order one goes from a kernel.
+// Programmatic edges go from kernel to kernel.
 bool valid_edge(const Node& from, const Node& to, const CUgraphEdgeData& data) {
   const bool reserved = std::any_of(std::begin(data.reserved), std::end(data.reserved), [](auto byte) { return byte; });
   if (reserved || data.to_port != 0 || data.type > CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC) return false;
-  if (is_default(data)) return true;
-  if (from.type != CU_GRAPH_NODE_TYPE_KERNEL) return false;
-  if (data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC) {
-    return to.type == CU_GRAPH_NODE_TYPE_KERNEL && (data.from_port == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC ||
-                                                    data.from_port == CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER);
-  }
-  return false;
+  if (is_plain(data)) return true;
+  return data.type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC && from.type == CU_GRAPH_NODE_TYPE_KERNEL &&
+         to.type == CU_GRAPH_NODE_TYPE_KERNEL &&
+         (data.from_port == CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC ||
+          data.from_port == CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER);
 }
 
 // The nodes in an order that the edges allow, the first added first; fewer than there are if the edges go in a circle.
@@ -108,8 +104,8 @@ bool flatten_into(const Graph& graph, const std::vector<std::size_t>& after, std
   return true;
 }
 
-bool fits_device_launch(const FlatNode& flat) {
-  switch (flat.node->type) {
+bool fits_device_launch(const FlatNode& of) {
+  switch (of.node->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
     case CU_GRAPH_NODE_TYPE_MEMCPY:
     case CU_GRAPH_NODE_TYPE_MEMSET:
@@ -180,23 +176,20 @@ std::shared_ptr<const ExecBody> make_body(const Graph& graph) {
   return made;
 }
 
+bool fits_body(const Graph& graph);
+
+// Nothing else, where the node is conditional, than fits a body.
+bool fits_bodies(const FlatNode& of) {
+  return of.node->type != CU_GRAPH_NODE_TYPE_CONDITIONAL ||
+         std::all_of(of.node->bodies.begin(), of.node->bodies.end(), [](const auto& body) { return fits_body(*body); });
+}
+
 // Kernels, copies, fills, child graphs, conditional nodes and none: nothing else may be in a body, at any depth.
 bool fits_body(const Graph& graph) {
   const std::optional<std::vector<FlatNode>> flat = flatten(graph);
   return flat && std::all_of(flat->begin(), flat->end(), [](const FlatNode& of) {
-           switch (of.node->type) {
-             case CU_GRAPH_NODE_TYPE_KERNEL:
-             case CU_GRAPH_NODE_TYPE_MEMCPY:
-             case CU_GRAPH_NODE_TYPE_MEMSET:
-             case CU_GRAPH_NODE_TYPE_GRAPH:
-             case CU_GRAPH_NODE_TYPE_EMPTY:
-               return true;
-             case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-               return std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
-                                  [](const auto& body) { return fits_body(*body); });
-             default:
-               return false;
-           }
+           return fits_device_launch(of) || of.node->type == CU_GRAPH_NODE_TYPE_EMPTY ||
+                  (of.node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL && fits_bodies(of));
          });
 }
 
@@ -415,11 +408,7 @@ std::shared_ptr<Exec> instantiate(Graph& graph, unsigned long long flags, Instan
   if (!flat) {
     refuse(CUDA_ERROR_INVALID_VALUE, graph.nodes.front().get(), CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE);
   }
-  const auto unfit = std::find_if_not(flat->begin(), flat->end(), [](const FlatNode& of) {
-    return of.node->type != CU_GRAPH_NODE_TYPE_CONDITIONAL ||
-           std::all_of(of.node->bodies.begin(), of.node->bodies.end(),
-                       [](const auto& body) { return fits_body(*body); });
-  });
+  const auto unfit = std::find_if_not(flat->begin(), flat->end(), fits_bodies);
   if (unfit != flat->end()) {
     refuse(CUDA_ERROR_NOT_SUPPORTED, unfit->node, CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED);
   }

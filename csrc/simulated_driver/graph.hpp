@@ -70,6 +70,8 @@ struct Edge {
   CUgraphEdgeData data{};
 };
 
+inline bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
+
 struct Node {
   explicit Node(CUgraphNodeType of_type);
   Node(const Node&) = delete;

@@ -38,16 +38,45 @@ void write_side(const CopySide& side, CUmemorytype& type, const void*& host, CUd
   height = side.pitch == 0 ? 0 : side.slice / side.pitch;
 }
 
-}  // namespace
-
-Command read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context) {
+// Of each version of the structure; `kernel` and its context are where there is no function.
+template <class Params>
+Command read_kernel(const Params& params, CUkernel kernel, const std::shared_ptr<Context>& context) {
   const CUlaunchConfig config{
       params.gridDimX,  params.gridDimY,       params.gridDimZ, params.blockDimX, params.blockDimY,
       params.blockDimZ, params.sharedMemBytes, nullptr,         nullptr,          0};
-  const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+  const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(kernel);
   const Function& function = find_function(handle, context);
   return make_kernel_command(handle, params.func != nullptr ? function.module->context : context, config,
                              params.kernelParams, params.extra, false);
+}
+
+template <class Params>
+void write_kernel(Node& node, Params& params) {
+  auto& kernel = std::get<KernelCommand>(node.command);
+  node.parameters.clear();
+  for (const std::uint32_t offset : kernel.spec->param_offsets) {
+    node.parameters.push_back(kernel.params.data() + offset);
+  }
+  params = {};
+  params.func = kernel.function;
+  params.gridDimX = kernel.config.gridDimX;
+  params.gridDimY = kernel.config.gridDimY;
+  params.gridDimZ = kernel.config.gridDimZ;
+  params.blockDimX = kernel.config.blockDimX;
+  params.blockDimY = kernel.config.blockDimY;
+  params.blockDimZ = kernel.config.blockDimZ;
+  params.sharedMemBytes = kernel.config.sharedMemBytes;
+  params.kernelParams = node.parameters.data();
+}
+
+}  // namespace
+
+Command read_params(const CUDA_KERNEL_NODE_PARAMS_v1& params) {
+  return read_kernel(params, nullptr, current_context());
+}
+
+Command read_params(const CUDA_KERNEL_NODE_PARAMS& params) {
+  return read_kernel(params, params.kern, current_context());
 }
 
 Command read_params(const CUDA_MEMCPY3D& params) {
@@ -91,12 +120,10 @@ Command read_params(const CUgraphNodeParams& params) {
   switch (params.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       const CUDA_KERNEL_NODE_PARAMS_v3& given = params.kernel;
-      const CUDA_KERNEL_NODE_PARAMS kernel{given.func,         given.gridDimX,  given.gridDimY,  given.gridDimZ,
-                                           given.blockDimX,    given.blockDimY, given.blockDimZ, given.sharedMemBytes,
-                                           given.kernelParams, given.extra,     given.kern,      nullptr};
       const bool elsewhere = given.func == nullptr && given.ctx != nullptr;
-      return read_params(
-          kernel, elsewhere ? find(driver().contexts, given.ctx, CUDA_ERROR_INVALID_CONTEXT) : current_context());
+      return read_kernel(
+          given, given.kern,
+          elsewhere ? find(driver().contexts, given.ctx, CUDA_ERROR_INVALID_CONTEXT) : current_context());
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       require(params.memcpy.flags == 0);
@@ -119,23 +146,11 @@ Command read_params(const CUgraphNodeParams& params) {
   }
 }
 
+void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS_v1& params) { write_kernel(node, params); }
+
 void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS& params) {
-  auto& kernel = std::get<KernelCommand>(node.command);
-  node.parameters.clear();
-  for (const std::uint32_t offset : kernel.spec->param_offsets) {
-    node.parameters.push_back(kernel.params.data() + offset);
-  }
-  params = {};
-  params.func = kernel.function;
-  params.gridDimX = kernel.config.gridDimX;
-  params.gridDimY = kernel.config.gridDimY;
-  params.gridDimZ = kernel.config.gridDimZ;
-  params.blockDimX = kernel.config.blockDimX;
-  params.blockDimY = kernel.config.blockDimY;
-  params.blockDimZ = kernel.config.blockDimZ;
-  params.sharedMemBytes = kernel.config.sharedMemBytes;
-  params.kernelParams = node.parameters.data();
-  params.ctx = static_cast<CUcontext>(const_cast<void*>(kernel.context));
+  write_kernel(node, params);
+  params.ctx = static_cast<CUcontext>(const_cast<void*>(std::get<KernelCommand>(node.command).context));
 }
 
 void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params) {
@@ -166,11 +181,5 @@ void write_params(const GraphMemoryCommand& of, CUDA_MEM_ALLOC_NODE_PARAMS& para
 }
 
 void write_params(const GraphMemoryCommand& of, CUdeviceptr& address) { address = of.memory->address; }
-
-CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params) {
-  return {params.func,         params.gridDimX,  params.gridDimY,  params.gridDimZ,
-          params.blockDimX,    params.blockDimY, params.blockDimZ, params.sharedMemBytes,
-          params.kernelParams, params.extra,     nullptr,          nullptr};
-}
 
 }  // namespace cudasched::simulated_driver

@@ -9,8 +9,9 @@
 
 namespace cudasched::simulated_driver {
 
-// The context of a kernel given as a CUkernel; a function brings its own.
-Command read_params(const CUDA_KERNEL_NODE_PARAMS& params, const std::shared_ptr<Context>& context = current_context());
+// A kernel that is given as a CUkernel is the current context's; a function brings its own.
+Command read_params(const CUDA_KERNEL_NODE_PARAMS_v1& params);
+Command read_params(const CUDA_KERNEL_NODE_PARAMS& params);
 Command read_params(const CUDA_MEMCPY3D& params);
 Command read_params(const CUDA_MEMSET_NODE_PARAMS& params);
 Command read_params(const CUDA_HOST_NODE_PARAMS& params);
@@ -19,6 +20,7 @@ Command read_params(const CUgraphNodeParams& params);
 Command read_params(CUevent event);
 
 // The kernel's parameters are where the node keeps them, until it changes.
+void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS_v1& params);
 void write_params(Node& node, CUDA_KERNEL_NODE_PARAMS& params);
 void write_params(const CopyCommand& copy, CUDA_MEMCPY3D& params);
 void write_params(const SetCommand& set, CUDA_MEMSET_NODE_PARAMS& params);
@@ -26,7 +28,5 @@ void write_params(const HostCommand& host, CUDA_HOST_NODE_PARAMS& params);
 void write_params(const EventCommand& of, CUevent& event);
 void write_params(const GraphMemoryCommand& of, CUDA_MEM_ALLOC_NODE_PARAMS& params);
 void write_params(const GraphMemoryCommand& of, CUdeviceptr& address);
-
-CUDA_KERNEL_NODE_PARAMS newer(const CUDA_KERNEL_NODE_PARAMS_v1& params);
 
 }  // namespace cudasched::simulated_driver

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -11,9 +10,10 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
+#include "base/clock.hpp"
 #include "preempt/wire.hpp"
-#include "simulated_driver/double.hpp"
 #include "simulated_driver/driver.hpp"
 
 namespace cudasched::simulated_driver {
@@ -25,19 +25,14 @@ constexpr std::uint32_t kClient = 0xC1D0'0001;
 constexpr std::uint32_t kDevice = 0x5C00'0001;  // and so on
 constexpr std::uint32_t kFirstGroup = 0x5C00'0100;
 constexpr std::uint32_t kOwnUs = 2'048;
-constexpr std::uint32_t kFirstUs = 1'024;              // until libcuda sets its own,
-constexpr std::int64_t kSetsOwnAfterNs = 100'000'000;  // so long after the group was made
+constexpr std::uint32_t kFirstUs = 1'024;                 // until libcuda sets its own for kernels,
+constexpr std::int64_t kSetsOwnAfterNs = 100 * kNsPerMs;  // so long after the group was made
 // Of the kernel module (nvstatuscodes.h).
 constexpr std::uint32_t kInsufficientPermissions = 0x1B, kInvalidArgument = 0x1F, kInvalidClient = 0x23,
                         kInvalidObject = 0x33, kNotSupported = 0x56;
 
-std::int64_t real_now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
-
 struct ChannelGroup {
+  std::uint32_t engine = 0;
   int device = 0;
   int slot = 0;
   std::uint64_t us = kFirstUs;
@@ -62,10 +57,14 @@ std::string_view mode() {
   return value == nullptr || *value == '\0' ? std::string_view("on") : std::string_view(value);
 }
 
+bool copies(const ChannelGroup& group) { return group.engine == wire::kFirstCopy; }
+
+// Copies are not time-sliced (simulate/device.hpp).
 void set_slice(ChannelGroup& group, std::uint64_t us) {
   group.us = us;
+  if (copies(group)) return;
   SharedDevice::Guard device(driver().gpus[static_cast<std::size_t>(group.device)]->shared);
-  device->set_slice(group.slot, static_cast<std::int64_t>(us) * 1'000);
+  device->set_slice(group.slot, static_cast<std::int64_t>(us) * kNsPerUs);
 }
 
 std::uint32_t control(ResourceManager& rm, int descriptor, const wire::Control& call) {
@@ -76,7 +75,7 @@ std::uint32_t control(ResourceManager& rm, int descriptor, const wire::Control& 
   auto* const slice = reinterpret_cast<wire::TimeSlice*>(call.parameters);
   if (slice == nullptr || call.parameters_size != sizeof *slice) return kInvalidArgument;
   ChannelGroup& group = found->second;
-  if (!group.own_is_set && real_now_ns() - group.made_ns >= kSetsOwnAfterNs) {
+  if (!copies(group) && !group.own_is_set && now_ns() - group.made_ns >= kSetsOwnAfterNs) {
     group.own_is_set = true;
     set_slice(group, kOwnUs);
   }
@@ -85,27 +84,22 @@ std::uint32_t control(ResourceManager& rm, int descriptor, const wire::Control& 
     return 0;
   }
   if (call.command != wire::kSetTimeSlice) return kNotSupported;
-  if (mode() == "refused") return kInsufficientPermissions;
+  if (mode() == "refused" || (mode() == "copies refused" && copies(group))) return kInsufficientPermissions;
   if (slice->us == 0) return kInvalidArgument;
   set_slice(group, slice->us);
   return 0;
 }
 
-}  // namespace
-
-void make_channel_group(Context& context) {
+void make_group(const Context& context, std::uint32_t object, std::uint32_t engine) {
   ResourceManager& rm = manager();
-  ChannelGroup group{.device = context.device, .slot = context.slot, .made_ns = real_now_ns()};
   {
     const std::scoped_lock lock(rm.mutex);
-    if (rm.descriptor < 0) rm.descriptor = open("/dev/null", O_RDWR | O_CLOEXEC);
-    context.group = rm.next++;
-    rm.groups.emplace(context.group, group);
+    rm.groups[object] = {.engine = engine, .device = context.device, .slot = context.slot, .made_ns = now_ns()};
   }
-  wire::GroupParameters parameters{.error = 0, .ecc_error = 0, .address_space = 0, .engine = wire::kFirstGraphics};
+  wire::GroupParameters parameters{.error = 0, .ecc_error = 0, .address_space = 0, .engine = engine};
   wire::AllocWithRights call{.client = kClient,
                              .parent = kDevice + static_cast<std::uint32_t>(context.device),
-                             .object = context.group,
+                             .object = object,
                              .object_class = wire::kChannelGroup,
                              .parameters = reinterpret_cast<std::uintptr_t>(&parameters),
                              .rights = 0,
@@ -115,18 +109,35 @@ void make_channel_group(Context& context) {
                              .padding = 0};
   const std::uint32_t size = mode() == "unknown" ? sizeof call + 8 : sizeof call;
   ioctl(rm.descriptor, wire::request(wire::kAlloc, size), &call);
+}
+
+void free_group(const Context& context, std::uint32_t object) {
+  ResourceManager& rm = manager();
+  wire::Free call{
+      .client = kClient, .parent = kDevice + static_cast<std::uint32_t>(context.device), .object = object, .status = 0};
+  if (ioctl(rm.descriptor, wire::request(wire::kFree, sizeof call), &call) == 0) return;
+  const std::scoped_lock lock(rm.mutex);
+  rm.groups.erase(object);
+}
+
+}  // namespace
+
+// One for kernels, and one for copies behind it.
+void make_channel_groups(Context& context) {
+  ResourceManager& rm = manager();
+  {
+    const std::scoped_lock lock(rm.mutex);
+    if (rm.descriptor < 0) rm.descriptor = open("/dev/null", O_RDWR | O_CLOEXEC);
+    context.group = std::exchange(rm.next, rm.next + 2);
+  }
+  make_group(context, context.group, wire::kFirstGraphics);
+  make_group(context, context.group + 1, wire::kFirstCopy);
   if (mode() == "closed") close(rm.descriptor);
 }
 
-void free_channel_group(Context& context) {
-  ResourceManager& rm = manager();
-  wire::Free call{.client = kClient,
-                  .parent = kDevice + static_cast<std::uint32_t>(context.device),
-                  .object = context.group,
-                  .status = 0};
-  if (ioctl(rm.descriptor, wire::request(wire::kFree, sizeof call), &call) == 0) return;
-  const std::scoped_lock lock(rm.mutex);
-  rm.groups.erase(context.group);
+void free_channel_groups(Context& context) {
+  free_group(context, context.group);
+  free_group(context, context.group + 1);
 }
 
 }  // namespace cudasched::simulated_driver

@@ -1,11 +1,12 @@
-// The kernel module's side of libcuda's ioctl(2), as far as csrc/preempt reads and uses it: each context has one
-// channel group. A group's time slice can be read and set through the file that allocated the group's client. Like
-// libcuda, the double sets a slice of its own 0.1 s after a context's creation, over any earlier one.
+// The kernel module's side of libcuda's ioctl(2), as far as csrc/preempt reads and uses it: each context has a
+// channel group for kernels and one for copies. A group's time slice can be read and set through the file that
+// allocated the group's client. Like libcuda, the double sets a slice of its own 0.1 s after a context's creation, over
+// any earlier one, for kernels.
 //
 // The double's calls go through ioctl of libc, as libcuda's do, so that an interposer sees them. The file is /dev/null:
 // without an interposer the call fails and changes nothing. CUDASCHED_SIM_TIME_SLICES: `on`, the default; `refused`
-// (the kernel module lacks the permission), `unsupported`, `forbidden` (ioctl itself fails), `unknown` (allocations
-// have another layout), `closed` (the program closes the file).
+// (the process lacks the permission), `copies refused`, `unsupported`, `forbidden` (ioctl itself fails), `unknown`
+// (allocations have another layout), `closed` (the program closes the file).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace cudasched::simulated_driver {
 struct Context;
 
 // After the context has got its place in the model; before it loses that.
-void make_channel_group(Context& context);
-void free_channel_group(Context& context);
+void make_channel_groups(Context& context);
+void free_channel_groups(Context& context);
 
 }  // namespace cudasched::simulated_driver
 

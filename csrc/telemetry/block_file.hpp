@@ -50,10 +50,6 @@ class BlockFile {
 // As zlib computes it.
 std::uint32_t crc32(std::uint32_t crc, std::span<const std::byte> bytes) noexcept;
 
-template <typename T>
-std::span<const std::byte> bytes_of(std::span<const T> items) noexcept {
-  return std::as_bytes(items);
-}
 inline std::span<const std::byte> bytes_of(std::string_view text) noexcept {
   return std::as_bytes(std::span(text.data(), text.size()));
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/sleep.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
 #include "telemetry/cupti.hpp"
@@ -71,13 +73,17 @@ class Collector {
   void end(const Record& record, const Launched* launched) noexcept;
   void deliver(cupti::Batch&& batch);
   void forget(CUcontext context) noexcept {
-    if (timer_) timer_->forget(context);
+    if (EventTimer* const timer = timer_.load()) timer->forget(context);
   }
 
  private:
   bool by_cupti() const noexcept { return options_.timing != Timing::kEvents; }
   bool by_events() const noexcept { return options_.timing != Timing::kCupti; }
+  bool keep(const Record& record, const Item& item, const Launched* launched) noexcept;
   void drop(std::uint64_t number) noexcept;
+  void give_back(void* events) noexcept {
+    if (events != nullptr) timer_.load()->give_back(static_cast<EventTimer::Pair*>(events));
+  }
   void pass(bool last);
   void take_intake();
   void take_device_records();
@@ -94,7 +100,7 @@ class Collector {
   std::mutex lifecycle_;
   CollectOptions options_;
   std::unique_ptr<Journal> journal_;
-  std::unique_ptr<EventTimer> timer_;  // while events time, and from then on: a launch may still hold a pair
+  std::atomic<EventTimer*> timer_{nullptr};  // once events have timed, for good
   std::atomic<std::uint32_t> session_{0};
   std::atomic<std::uint64_t> next_launch_{0};
   std::atomic<int> calls_in_flight_{0};
@@ -124,7 +130,6 @@ class Collector {
   std::unordered_map<std::uint64_t, std::uint32_t> streams_;
   std::unordered_map<std::string, std::uint32_t> graphs_;
   std::unordered_map<int, int> sm_counts_;
-  std::vector<EventTimer::Pair*> unread_;  // of launches that have their row
   std::int64_t cupti_offset_ns_ = 0;
   std::int64_t next_flush_ns_ = 0;
   std::int64_t next_refresh_ns_ = 0;
@@ -134,10 +139,15 @@ class Collector {
 };
 
 alignas(Collector) unsigned char storage[sizeof(Collector)];
+constinit std::atomic<bool> collector_exists{false};  // it takes memory, and what only ends it must not fail
 
 // Never destroyed: launches may still come while the process exits.
-Collector& collector() noexcept {
-  static Collector* const instance = new (storage) Collector();
+Collector& collector() {
+  static Collector* const instance = [] {
+    Collector* const made = new (storage) Collector();
+    collector_exists.store(true);
+    return made;
+  }();
   return *instance;
 }
 
@@ -152,10 +162,7 @@ void Collector::start(const CollectOptions& options) {
       cupti::start(cupti::Use::kTimes, options_.cupti_path,
                    [](cupti::Batch&& batch) { collector().deliver(std::move(batch)); });
     }
-    if (by_events()) {
-      if (calls_in_flight_.load() > 0) (void)timer_.release();  // a call of the last collection still holds a pair
-      timer_ = std::make_unique<EventTimer>();
-    }
+    if (by_events() && timer_.load() == nullptr) timer_.store(new EventTimer);
   } catch (const std::exception&) {
     ::unlink(journal_->path().c_str());
     journal_.reset();
@@ -176,7 +183,6 @@ void Collector::start(const CollectOptions& options) {
   streams_ = {{reinterpret_cast<std::uintptr_t>(CU_STREAM_LEGACY), 0},
               {reinterpret_cast<std::uintptr_t>(CU_STREAM_PER_THREAD), 1}};
   graphs_.clear();
-  unread_.clear();
   rows_ = lost_ = 0;
   next_flush_ns_ = next_refresh_ns_ = 0;
   dropped_before_ = cupti::dropped_records();
@@ -206,10 +212,7 @@ Collected Collector::stop(bool synchronize) noexcept {
   if (journal_ == nullptr) return result;
   collecting_now.store(false);
   const std::int64_t patience = now_ns() + kCallsInFlightNs;
-  while (calls_in_flight_.load() > 0 && now_ns() < patience) {
-    const timespec time{0, kNsPerMs};
-    nanosleep(&time, nullptr);
-  }
+  while (calls_in_flight_.load() > 0 && now_ns() < patience) sleep_ns(kNsPerMs);
   if (synchronize) {
     CUcontext current = nullptr;
     if (driver::table().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != nullptr) {
@@ -255,7 +258,7 @@ Record Collector::begin(CUstream stream, bool may_time) noexcept {
   record.open = true;
   record.launch = next_launch_.fetch_add(1, std::memory_order_relaxed);
   record.submitted_ns = now_ns();
-  if (by_events() && may_time) record.events = timer_->begin(stream);
+  if (by_events() && may_time) record.events = timer_.load()->begin(stream);
   if (by_cupti()) {
     cupti::push(record.launch);
     record.correlated = true;
@@ -277,17 +280,15 @@ void Collector::end(const Record& record, const Launched* launched) noexcept {
     ~Done() { calls.fetch_sub(1); }
   } const done{calls_in_flight_};
   if (record.correlated) cupti::pop();
-  if (record.events != nullptr) {
-    timer_->end(static_cast<EventTimer::Pair*>(record.events), launched == nullptr ? nullptr : launched->stream);
-  }
   Item item;
   item.row.launch = record.launch;
   item.row.submitted_ns = record.submitted_ns;
-  item.events = record.events;
-  std::span<const std::uint32_t> words;
   if (launched == nullptr) {
     item.failed = true;
+    give_back(record.events);
   } else {
+    item.events = record.events;
+    if (record.events != nullptr) timer_.load()->end(static_cast<EventTimer::Pair*>(record.events), launched->stream);
     const predict::Launch& launch = launched->launch;
     Row& row = item.row;
     std::copy_n(launch.grid, 3, row.grid);
@@ -316,16 +317,21 @@ void Collector::end(const Record& record, const Launched* launched) noexcept {
     item.function = reinterpret_cast<std::uintptr_t>(launch.function);
     item.stream = reinterpret_cast<std::uintptr_t>(launched->stream);
     item.thread = static_cast<std::uint64_t>(gettid());  // pthread's handle is soon another thread's
-    words = launched->words;
-    row.word_count = static_cast<std::uint32_t>(words.size());
+    row.word_count = static_cast<std::uint32_t>(launched->words.size());
     if (context_.load(std::memory_order_relaxed) == nullptr) context_.store(driver::shareable_context());
   }
-  const std::size_t bytes = sizeof item + words.size_bytes();
+  if (!keep(record, item, launched)) give_back(item.events);
+}
+
+// False: the collection has ended, or there is no room.
+bool Collector::keep(const Record& record, const Item& item, const Launched* launched) noexcept {
+  const std::span<const std::byte> words =
+      launched == nullptr ? std::span<const std::byte>() : std::as_bytes(launched->words);
   const std::scoped_lock lock(intake_lock_);
-  if (record.session != session_.load(std::memory_order_relaxed)) return;
-  if (intake_.items.size() + bytes > options_.capacity_bytes) {
+  if (record.session != session_.load(std::memory_order_relaxed)) return false;
+  if (intake_.items.size() + sizeof item + words.size() > options_.capacity_bytes) {
     drop(record.launch);
-    return;
+    return false;
   }
   const std::size_t before = intake_.items.size();
   try {
@@ -339,11 +345,12 @@ void Collector::end(const Record& record, const Launched* launched) noexcept {
     }
     const auto* const head = reinterpret_cast<const std::byte*>(&item);
     intake_.items.insert(intake_.items.end(), head, head + sizeof item);
-    const std::span<const std::byte> tail = std::as_bytes(words);
-    intake_.items.insert(intake_.items.end(), tail.begin(), tail.end());
+    intake_.items.insert(intake_.items.end(), words.begin(), words.end());
+    return true;
   } catch (const std::exception&) {
     intake_.items.resize(before);
     drop(record.launch);
+    return false;
   }
 }
 
@@ -367,7 +374,7 @@ void Collector::pass(bool last) {
     if (last || now >= next_flush_ns_) {
       tie_clock();
       try {
-        cupti::flush(/*all=*/last);
+        cupti::flush(cupti::Use::kTimes, /*all=*/last);
       } catch (const Error& error) {
         log::warning(error.what());
       }
@@ -376,7 +383,7 @@ void Collector::pass(bool last) {
     }
     take_device_records();
   } else if (now >= next_refresh_ns_) {
-    timer_->refresh();
+    timer_.load()->refresh();
     next_refresh_ns_ = now + kRefreshNs;
   }
   take_intake();
@@ -437,10 +444,6 @@ void Collector::take_intake() {
     next += sizeof item;
     if (item.failed) {
       window_.failed(item.row.launch);
-      if (item.events != nullptr) {
-        std::int64_t ignored = 0;
-        timer_->read_elapsed(static_cast<EventTimer::Pair*>(item.events), ignored);
-      }
       continue;
     }
     Pending launch;
@@ -456,7 +459,10 @@ void Collector::take_intake() {
     launch.row.stream = streams_.try_emplace(item.stream, static_cast<std::uint32_t>(streams_.size())).first->second;
     const bool untimed = options_.timing == Timing::kEvents && item.events == nullptr;
     const std::uint64_t number = item.row.launch;
-    window_.add(std::move(launch));
+    if (!window_.add(std::move(launch))) {
+      ++lost_;
+      give_back(item.events);
+    }
     if (untimed) window_.timed(number, 0, -1);
   }
 }
@@ -472,7 +478,8 @@ void Collector::read_events() {
   window_.for_each_open([&](Pending& launch) {
     if (launch.events == nullptr) return true;
     Answer answer{launch.row.launch, 0, -1};
-    const auto said = timer_->read(static_cast<EventTimer::Pair*>(launch.events), answer.start_ns, answer.duration_ns);
+    const auto said =
+        timer_.load()->read(static_cast<EventTimer::Pair*>(launch.events), answer.start_ns, answer.duration_ns);
     if (said == EventTimer::Answer::kNotYet) return ++not_ready < kNotReadyInARow;
     if (said == EventTimer::Answer::kFailed) answer.duration_ns = -1;
     answers.push_back(answer);
@@ -521,13 +528,13 @@ void Collector::write_rows(bool all) {
   std::vector<std::uint16_t> pointers;
   std::vector<std::int64_t> elapsed;
   int patience_ms = 50;  // of all these launches
-  std::erase_if(unread_, [&](EventTimer::Pair* pair) {
-    std::int64_t ignored = 0;
-    return timer_->read_elapsed(pair, ignored) != EventTimer::Answer::kNotYet;
-  });
   for (Pending& launch : launches) {
     fill(launch);
-    if (options_.timing == Timing::kBoth) elapsed.push_back(elapsed_of(launch, patience_ms));
+    if (options_.timing == Timing::kBoth) {
+      elapsed.push_back(elapsed_of(launch, patience_ms));
+    } else {
+      give_back(launch.events);  // it was given up
+    }
     const std::size_t pointers_before = pointers.size();
     // A pointer is aligned to its size in the block.
     for (std::size_t i = 0; options_.allocations != nullptr && i + 1 < launch.words.size(); i += 2) {
@@ -543,12 +550,11 @@ void Collector::write_rows(bool all) {
   }
   if (!elapsed.empty()) {
     journal_->append(Journal::Block::kElapsed, static_cast<std::uint32_t>(elapsed.size()),
-                     {bytes_of(std::span<const std::int64_t>(elapsed))});
+                     {std::as_bytes(std::span(elapsed))});
   }
-  const bool written =
-      journal_->append(Journal::Block::kRows, static_cast<std::uint32_t>(rows.size()),
-                       {bytes_of(std::span<const Row>(rows)), bytes_of(std::span<const std::uint32_t>(words)),
-                        bytes_of(std::span<const std::uint16_t>(pointers))});
+  const bool written = journal_->append(
+      Journal::Block::kRows, static_cast<std::uint32_t>(rows.size()),
+      {std::as_bytes(std::span(rows)), std::as_bytes(std::span(words)), std::as_bytes(std::span(pointers))});
   (written ? rows_ : lost_) += rows.size();
 }
 
@@ -558,12 +564,12 @@ std::int64_t Collector::elapsed_of(const Pending& launch, int& patience_ms) {
   auto* const pair = static_cast<EventTimer::Pair*>(launch.events);
   if (pair == nullptr) return kNone;
   std::int64_t elapsed_ns = kNone;
-  EventTimer::Answer answer = timer_->read_elapsed(pair, elapsed_ns);
+  EventTimer::Answer answer = timer_.load()->read_elapsed(pair, elapsed_ns);
   for (; answer == EventTimer::Answer::kNotYet && patience_ms > 0; --patience_ms) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    answer = timer_->read_elapsed(pair, elapsed_ns);
+    answer = timer_.load()->read_elapsed(pair, elapsed_ns);
   }
-  if (answer == EventTimer::Answer::kNotYet) unread_.push_back(pair);
+  if (answer == EventTimer::Answer::kNotYet) timer_.load()->give_back(pair);
   return elapsed_ns;
 }
 
@@ -614,15 +620,16 @@ void Collector::write_meta() {
 
 void Collector::write_end() {
   const Window::Counts& counts = window_.counts();
+  const EventTimer::Overhead overhead = timer_.load() != nullptr ? timer_.load()->overhead() : EventTimer::Overhead{};
   std::string text =
       "{\"rows\": " + std::to_string(rows_) + ", \"lost\": " + std::to_string(lost_) +
       ", \"exact\": " + std::to_string(counts.exact) + ", \"by_order\": " + std::to_string(counts.by_order) +
       ", \"untimed\": " + std::to_string(counts.untimed) + ", \"mismatched\": " + std::to_string(counts.mismatched) +
       ", \"foreign\": " + std::to_string(counts.foreign) +
       ", \"dropped_records\": " + std::to_string(cupti::dropped_records() - dropped_before_) +
-      ", \"event_overhead_ns\": " + std::to_string(timer_ ? timer_->overhead_ns() : 0) +
-      ", \"empty_pair_ns\": " + std::to_string(timer_ ? timer_->empty_pair_ns() : 0) +
-      ", \"empty_kernel\": " + (timer_ && timer_->empty_kernel() ? "true" : "false") +
+      ", \"event_overhead_ns\": " + std::to_string(overhead.subtracted_ns) +
+      ", \"empty_pair_ns\": " + std::to_string(overhead.empty_pair_ns) +
+      ", \"empty_kernel\": " + (overhead.of_empty_kernel ? "true" : "false") +
       (options_.ending != nullptr ? options_.ending() : "") + "}";
   journal_->append(Journal::Block::kEnd, 0, {bytes_of(text)});
 }
@@ -630,17 +637,20 @@ void Collector::write_end() {
 }  // namespace
 
 void start_collecting(const CollectOptions& options) { collector().start(options); }
-Collected stop_collecting(bool synchronize) noexcept { return collector().stop(synchronize); }
+Collected stop_collecting(bool synchronize) noexcept {
+  return collector_exists.load() ? collector().stop(synchronize) : Collected{};
+}
 void set_label(std::string_view text) { collector().label(text); }
 Record begin_record(CUstream stream, bool may_time) noexcept { return collector().begin(stream, may_time); }
 void end_record(const Record& record, const Launched* launched) noexcept { collector().end(record, launched); }
-void forget_context(CUcontext context) noexcept { collector().forget(context); }
+void forget_context(CUcontext context) noexcept {
+  if (collector_exists.load()) collector().forget(context);
+}
 
 void reset_collecting_in_child() noexcept {
   collecting_now.store(false);
   // The collector's locks may be held and its thread is the parent's: the old memory is left to leak.
-  (void)collector();
-  new (storage) Collector();
+  if (collector_exists.load()) new (storage) Collector();
 }
 
 }  // namespace cudasched::telemetry

@@ -297,8 +297,8 @@ void stop(Use use) noexcept {
 
 bool started(Use use) noexcept { return flag_of(use).load(std::memory_order_relaxed); }
 
-void flush(bool all) {
-  if (!counts.load() && !times.load()) return;
+void flush(Use use, bool all) {
+  if (!started(use)) return;
   check(library.flush_all(all ? CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0), "cuptiActivityFlushAll");
 }
 

@@ -53,8 +53,8 @@ void start(Use use, const std::string& path, Deliver deliver = nullptr);
 void stop(Use use) noexcept;
 bool started(Use use) noexcept;
 
-// Hands over complete records; `all`: every record, once the device has been waited for. Throws Error.
-void flush(bool all);
+// Where started: hands over complete records; `all`: every record, once the device has been waited for. Throws Error.
+void flush(Use use, bool all);
 
 std::uint64_t device_launches() noexcept;  // counted for kCount
 std::uint64_t dropped_records() noexcept;  // records that CUPTI lost for want of buffers

@@ -35,9 +35,7 @@ struct EventTimer::Place {
   CUstream stream = nullptr;    // ours, for calibration and reference
   CUevent reference = nullptr;
   std::int64_t reference_ns = 0;
-  std::int64_t overhead_ns = 0;
-  std::int64_t empty_pair_ns = 0;
-  bool empty_kernel = false;
+  Overhead overhead;
   std::vector<Pair*> free;
   std::vector<std::unique_ptr<Pair>> pairs;
 
@@ -91,35 +89,22 @@ struct EventTimer::Place {
     CUfunction kernel = nullptr;
     if (load != nullptr && get != nullptr && load(&module, kEmptyKernel) == CUDA_SUCCESS &&
         get(&kernel, module, "cudasched_empty") == CUDA_SUCCESS) {
-      empty_kernel = measure(*pair, kernel, times);
-      if (empty_kernel) overhead_ns = std::max<std::int64_t>(0, times[kCalibrations / 2] - kEmptyKernelNs);
+      overhead.of_empty_kernel = measure(*pair, kernel, times);
+      if (overhead.of_empty_kernel) {
+        overhead.subtracted_ns = std::max<std::int64_t>(0, times[kCalibrations / 2] - kEmptyKernelNs);
+      }
     }
     if (measure(*pair, nullptr, times)) {
       // Events come in ticks: only their mean is finer. The slowest are those that something else came between.
       constexpr int kCounted = kCalibrations * 3 / 4;
-      empty_pair_ns = std::accumulate(times.begin(), times.begin() + kCounted, std::int64_t{0}) / kCounted;
-      if (!empty_kernel) overhead_ns = std::max<std::int64_t>(0, times[kCalibrations / 2]);
+      overhead.empty_pair_ns = std::accumulate(times.begin(), times.begin() + kCounted, std::int64_t{0}) / kCounted;
+      if (!overhead.of_empty_kernel) overhead.subtracted_ns = std::max<std::int64_t>(0, times[kCalibrations / 2]);
     }
     free.push_back(pair);
   }
 };
 
 EventTimer::EventTimer() = default;
-
-EventTimer::~EventTimer() {
-  // Recorded events may still be pending: the driver keeps a destroyed event until its record is complete.
-  for (const auto& place : places_) {
-    if (place->context == nullptr) continue;
-    const driver::CurrentContext current(place->context);
-    if (!current.ok()) continue;
-    for (const auto& pair : place->pairs) {
-      driver::table().cuEventDestroy(pair->start);
-      driver::table().cuEventDestroy(pair->end);
-    }
-    if (place->reference != nullptr) driver::table().cuEventDestroy(place->reference);
-    if (place->stream != nullptr) driver::table().cuStreamDestroy(place->stream);
-  }
-}
 
 EventTimer::Place* EventTimer::place_of_current() noexcept {
   CUcontext const context = driver::shareable_context();
@@ -153,8 +138,7 @@ EventTimer::Pair* EventTimer::begin(CUstream stream) noexcept {
     if (pair == nullptr) return nullptr;
     pair->ended = false;
     if (driver::table().cuEventRecord(pair->start, stream) == CUDA_SUCCESS) return pair;
-    const std::scoped_lock lock(mutex_);
-    pair->place->free.push_back(pair);
+    give_back(pair);
   } catch (const std::exception&) {  // out of memory: the launch stays untimed
   }
   return nullptr;
@@ -164,37 +148,42 @@ void EventTimer::end(Pair* pair, CUstream stream) noexcept {
   if (pair != nullptr) pair->ended = driver::table().cuEventRecord(pair->end, stream) == CUDA_SUCCESS;
 }
 
-EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept {
+// read(place): whether the times could be had.
+template <typename Read>
+EventTimer::Answer EventTimer::when_complete(Pair* pair, Read read) noexcept {
   const std::scoped_lock lock(mutex_);
   Place& place = *pair->place;
-  Answer answer = Answer::kFailed;
+  bool ok = false;
   if (place.context != nullptr && pair->ended) {
     const driver::RelaxedCapture relaxed;
     const CUresult status = driver::table().cuEventQuery(pair->end);
     if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
-    bool ok = status == CUDA_SUCCESS;
-    if (ok) duration_ns = std::max(kLeastNs, elapsed_ns(pair->start, pair->end, ok) - place.overhead_ns);
-    if (ok && place.reference != nullptr) start_ns = place.reference_ns + elapsed_ns(place.reference, pair->start, ok);
-    if (ok && place.reference != nullptr) answer = Answer::kTimed;
+    ok = status == CUDA_SUCCESS && read(place);
   }
   place.free.push_back(pair);
-  return answer;
+  return ok ? Answer::kTimed : Answer::kFailed;
+}
+
+EventTimer::Answer EventTimer::read(Pair* pair, std::int64_t& start_ns, std::int64_t& duration_ns) noexcept {
+  return when_complete(pair, [&](const Place& place) {
+    bool ok = place.reference != nullptr;
+    if (ok) duration_ns = std::max(kLeastNs, elapsed_ns(pair->start, pair->end, ok) - place.overhead.subtracted_ns);
+    if (ok) start_ns = place.reference_ns + elapsed_ns(place.reference, pair->start, ok);
+    return ok;
+  });
 }
 
 EventTimer::Answer EventTimer::read_elapsed(Pair* pair, std::int64_t& between_ns) noexcept {
+  return when_complete(pair, [&](const Place&) {
+    bool ok = false;
+    between_ns = elapsed_ns(pair->start, pair->end, ok);
+    return ok;
+  });
+}
+
+void EventTimer::give_back(Pair* pair) noexcept {
   const std::scoped_lock lock(mutex_);
-  Place& place = *pair->place;
-  Answer answer = Answer::kFailed;
-  if (place.context != nullptr && pair->ended) {
-    const driver::RelaxedCapture relaxed;
-    const CUresult status = driver::table().cuEventQuery(pair->end);
-    if (status == CUDA_ERROR_NOT_READY) return Answer::kNotYet;
-    bool ok = status == CUDA_SUCCESS;
-    if (ok) between_ns = elapsed_ns(pair->start, pair->end, ok);
-    if (ok) answer = Answer::kTimed;
-  }
-  place.free.push_back(pair);
-  return answer;
+  pair->place->free.push_back(pair);
 }
 
 void EventTimer::refresh() noexcept {
@@ -214,19 +203,12 @@ void EventTimer::forget(CUcontext context) noexcept {
   }
 }
 
-std::int64_t EventTimer::overhead_ns() noexcept {
+EventTimer::Overhead EventTimer::overhead() noexcept {
   const std::scoped_lock lock(mutex_);
-  return places_.empty() ? 0 : places_.front()->overhead_ns;
-}
-
-std::int64_t EventTimer::empty_pair_ns() noexcept {
-  const std::scoped_lock lock(mutex_);
-  return places_.empty() ? 0 : places_.front()->empty_pair_ns;
-}
-
-bool EventTimer::empty_kernel() noexcept {
-  const std::scoped_lock lock(mutex_);
-  return !places_.empty() && places_.front()->empty_kernel;
+  for (const auto& place : places_) {
+    if (place->context != nullptr) return place->overhead;
+  }
+  return places_.empty() ? Overhead{} : places_.back()->overhead;
 }
 
 }  // namespace cudasched::telemetry

@@ -3,8 +3,9 @@
 // kEmptyKernelNs is the kernel's own, or, where that kernel cannot be loaded, the time of an empty pair. The events
 // themselves cost the device about 2 us a launch.
 //
-// begin and end are called around the driver's launch call, by any thread; they lock, and make events when none is
-// free. The first launch in a context calibrates, for some milliseconds. The rest is the collector's thread's.
+// One is made in a process, and never destroyed: launches may still hold pairs when nothing is timed any more. begin
+// and end are called around the driver's launch call, by any thread; they lock, and make events when none is free. The
+// first launch in a context calibrates, for some milliseconds. The rest is the collector's thread's.
 #pragma once
 
 #include <cuda.h>
@@ -30,9 +31,14 @@ class EventTimer {
     bool ended = false;
   };
   enum class Answer { kNotYet, kTimed, kFailed };
+  struct Overhead {
+    std::int64_t subtracted_ns = 0;
+    bool of_empty_kernel = false;    // else of an empty pair
+    std::int64_t empty_pair_ns = 0;  // the mean of two events around nothing
+  };
 
   EventTimer();
-  ~EventTimer();
+  ~EventTimer() = delete;
 
   // Null if the launch cannot be timed.
   Pair* begin(CUstream stream) noexcept;
@@ -44,18 +50,22 @@ class EventTimer {
   // The unadjusted time between the two events. Gives the pair back alike.
   Answer read_elapsed(Pair* pair, std::int64_t& elapsed_ns) noexcept;
 
+  // The pair's launch needs no time. The driver allows a record of an event whose last record is still pending.
+  void give_back(Pair* pair) noexcept;
+
   // Ties the device's clock to ours anew; every few seconds keeps start_ns good to a microsecond.
   void refresh() noexcept;
 
   // The context goes, and its events with it. Null: every context.
   void forget(CUcontext context) noexcept;
 
-  std::int64_t overhead_ns() noexcept;    // subtracted, in the context first seen; 0 before the first
-  bool empty_kernel() noexcept;           // is overhead_ns() of an empty kernel?
-  std::int64_t empty_pair_ns() noexcept;  // the mean of two events around nothing, in that context
+  // Of the context first seen of those that are there; zeros before the first.
+  Overhead overhead() noexcept;
 
  private:
   Place* place_of_current() noexcept;
+  template <typename Read>
+  Answer when_complete(Pair* pair, Read read) noexcept;
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<Place>> places_;

@@ -47,14 +47,11 @@ void* find(int device) noexcept {
 
 std::uint16_t SmClock::sample(int device) noexcept {
   if (device < 0 || device >= kMostDevices) return 0;
-  const auto index = static_cast<std::size_t>(device);
-  if (states_[index] == State::kNew) {
-    handles_[index] = find(device);
-    states_[index] = handles_[index] == nullptr ? State::kNone : State::kKnown;
-  }
-  if (states_[index] == State::kNone) return 0;
+  std::optional<void*>& handle = handles_[static_cast<std::size_t>(device)];
+  if (!handle) handle = find(device);
+  if (*handle == nullptr) return 0;
   unsigned mhz = 0;
-  if (nvml().clock(handles_[index], kClockSm, &mhz) != kSuccess || mhz > UINT16_MAX) return 0;
+  if (nvml().clock(*handle, kClockSm, &mhz) != kSuccess || mhz > UINT16_MAX) return 0;
   return static_cast<std::uint16_t>(mhz);
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 namespace cudasched::telemetry {
 
@@ -15,10 +16,7 @@ class SmClock {
   std::uint16_t sample(int device) noexcept;
 
  private:
-  enum class State : std::uint8_t { kNew, kKnown, kNone };
-
-  std::array<State, kMostDevices> states_{};
-  std::array<void*, kMostDevices> handles_{};
+  std::array<std::optional<void*>, kMostDevices> handles_{};  // NVML's; null: it has none
 };
 
 }  // namespace cudasched::telemetry

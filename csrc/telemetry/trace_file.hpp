@@ -1,6 +1,6 @@
 // Where a process's trace is: files of bounded size in a directory, the oldest of which go when all together would be
 // over their limit. `<directory>/trace-<pid>-<turn>-<number>.records`, each complete in itself: a header, and blocks
-// that are whole or not there. It is read by python/cudasched/observe/_trace_file.py.
+// that are whole or not there. It is read by python/cudasched/observe/trace/_file.py.
 //
 //   file    "CSDTRACE", version, bytes of a record; then blocks
 //   block   "TBLK", kind, bytes that follow, records in them, their CRC-32

@@ -1,5 +1,5 @@
 // A trace's records: of one size, with one layout in the rings and in a trace's files (trace_file.hpp).
-// python/cudasched/observe/_trace_file.py reads the same layout.
+// python/cudasched/observe/trace/_file.py reads the same layout.
 #pragma once
 
 #include <algorithm>

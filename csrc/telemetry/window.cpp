@@ -25,9 +25,9 @@ Pending& Window::slot(std::uint64_t number) {
   return pending_[number - base_];
 }
 
-void Window::add(Pending&& launch) {
+bool Window::add(Pending&& launch) {
   const std::uint64_t number = launch.row.launch;
-  if (number < base_) return;  // it was given up
+  if (number < base_) return false;
   Pending& place = slot(number);
   place = std::move(launch);
   place.state = Pending::State::kLaunched;
@@ -35,6 +35,7 @@ void Window::add(Pending&& launch) {
     join(place, early->second);
     early_.erase(early);
   }
+  return true;
 }
 
 void Window::failed(std::uint64_t number) {

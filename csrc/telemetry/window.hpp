@@ -50,8 +50,9 @@ class Window {
     std::uint64_t foreign = 0;     // records of launches that are not ours
   };
 
-  // A launch that the driver accepted, or (failed) refused. Each number from 0 comes once, in any order.
-  void add(Pending&& launch);
+  // A launch that the driver accepted, or (failed) refused. Each number from 0 comes once, in any order. False: it was
+  // given up before.
+  bool add(Pending&& launch);
   void failed(std::uint64_t number);
 
   void correlate(const cupti::Correlation& correlation);

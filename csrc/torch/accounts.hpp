@@ -17,13 +17,16 @@
 
 namespace cudasched::torch_memory {
 
+// The region of a thread that was told of none, as autograd's: an allocation is of the stream's last region.
+constexpr std::uint32_t kUntold = ~std::uint32_t{0};
+
 enum class Action : std::uint8_t { kAllocate, kFree, kReserve, kRelease, kSnapshot };
 
 struct Record {
   Action action;
   std::int8_t device;
   std::uint8_t client_class;  // as in cudasched/engine.h; of the allocating thread
-  std::uint32_t region;       // its number; 0: none
+  std::uint32_t region;       // its number; 0: none; or kUntold
   std::uint64_t address;
   std::uint64_t bytes;
   std::uint64_t stream;
@@ -52,7 +55,9 @@ class Device {
   void begin_with_reserved(std::uint64_t bytes) { reserved.add(bytes); }
 
   // A stream of a class of its own: allocations on the stream are of that class, for all threads.
-  void name_stream(std::uint64_t stream, std::uint8_t client_class) { stream_classes_[stream] = client_class; }
+  void name_stream(std::uint64_t stream, std::uint8_t client_class) {
+    named_streams_[stream].client_class = client_class;
+  }
 
   // The most that a region should hold, 0: no limit. Beyond the limit nothing fails; each crossing counts.
   void limit(std::uint32_t region, std::uint64_t bytes) { limits_[region].bytes = bytes; }
@@ -104,18 +109,23 @@ class Device {
   };
 
   void allocate(const Record& record) {
-    const auto named = stream_classes_.find(record.stream);
-    const std::uint8_t found = named != stream_classes_.end() ? named->second : record.client_class;
-    const std::uint8_t client_class = found < kClasses ? found : std::uint8_t{0};
+    Named owner{record.client_class, 0};
+    if (const auto named = named_streams_.find(record.stream); named != named_streams_.end()) {
+      if (record.region != kUntold) named->second.region = record.region;
+      owner = named->second;
+    } else if (record.region != kUntold) {
+      owner.region = record.region;
+    }
+    const std::uint8_t client_class = owner.client_class < kClasses ? owner.client_class : std::uint8_t{0};
     const auto [place, is_new] =
-        blocks_.try_emplace(record.address, Block{record.bytes, record.stream, record.region, client_class});
+        blocks_.try_emplace(record.address, Block{record.bytes, record.stream, owner.region, client_class});
     if (!is_new) return;
     requested.add(record.bytes);
     by_class[client_class].add(record.bytes);
     by_stream[record.stream].add(record.bytes);
-    Amount& of_region = by_region[record.region];
+    Amount& of_region = by_region[owner.region];
     of_region.add(record.bytes);
-    if (const auto limit = limits_.find(record.region); limit != limits_.end()) {
+    if (const auto limit = limits_.find(owner.region); limit != limits_.end()) {
       const std::uint64_t most = limit->second.bytes;
       if (most != 0 && of_region.bytes > most && of_region.bytes - record.bytes <= most) ++limit->second.times;
     }
@@ -145,6 +155,11 @@ class Device {
     of_region = there ? of_region + block.bytes : of_region - std::min(of_region, block.bytes);
   }
 
+  struct Named {
+    std::uint8_t client_class = 0;
+    std::uint32_t region = 0;  // that allocated there last
+  };
+
   struct Limit {
     std::uint64_t bytes = 0;
     std::uint64_t times = 0;
@@ -155,7 +170,7 @@ class Device {
   std::array<std::uint64_t, Timeline::kClasses> held_by_class_{};
   std::array<std::uint64_t, Timeline::kRegions> held_by_region_{};
   std::unordered_map<std::uint64_t, Block> blocks_;
-  std::unordered_map<std::uint64_t, std::uint8_t> stream_classes_;
+  std::unordered_map<std::uint64_t, Named> named_streams_;
 };
 
 }  // namespace cudasched::torch_memory

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/blocked_signals.hpp"
 #include "torch/accounts.hpp"
 #include "torch/ring.hpp"
 
@@ -56,7 +57,7 @@ State& state() {
 }
 
 thread_local std::uint8_t thread_class = 0;
-thread_local std::uint32_t thread_region = 0;
+thread_local std::uint32_t thread_region = cudasched::torch_memory::kUntold;
 
 // Of the last tick, which a timeline is content with, and which costs a fifth.
 std::int64_t now_ns() noexcept {
@@ -150,6 +151,7 @@ void cudasched_torch_begin() {
     }
   };
   try {
+    const cudasched::BlockedSignals blocked;
     std::thread(drains).detach();
   } catch (const std::exception&) {
   }
@@ -164,7 +166,6 @@ void cudasched_torch_begin_with_reserved(int device, std::uint64_t bytes) {
 void cudasched_torch_name_stream(int device, std::uint64_t stream, int client_class) {
   State& mine = state();
   const std::scoped_lock lock(mine.accounts_lock);
-  drain(mine);
   mine.devices.at(static_cast<std::size_t>(device)).name_stream(stream, static_cast<std::uint8_t>(client_class));
 }
 

@@ -1,8 +1,8 @@
 /* The C boundary of libcudasched.so: all that it exports. The driver shim uses it (cudasched_attach), the Python
  * module, and programs that link it, in C++ through scheduler.hpp. Every function may be called from any thread, throws
  * nothing and never ends the process. Functions that can fail return 0 for success and a cudasched_status otherwise;
- * cudasched_last_error() then has the calling thread's fault and its remedy. Times are nanoseconds unless
- * the name says otherwise. */
+ * cudasched_last_error() then has the calling thread's fault and its remedy. A pointer is null only where
+ * its function says so. Times are nanoseconds unless the name says otherwise. */
 #ifndef CUDASCHED_ENGINE_H_
 #define CUDASCHED_ENGINE_H_
 
@@ -28,7 +28,9 @@ enum cudasched_status {
 /* Values of Class in base/class.hpp. */
 enum cudasched_class { CUDASCHED_NORMAL = 0, CUDASCHED_LATENCY = 1, CUDASCHED_BEST_EFFORT = 2 };
 
-CUDASCHED_EXPORT const char* cudasched_version(void);
+/* The version of these declarations. Until 1.0 a library of another minor version has other structs: compare. */
+#define CUDASCHED_API "0.1"
+CUDASCHED_EXPORT const char* cudasched_version(void); /* of the library, "0.1.0" */
 CUDASCHED_EXPORT const char* cudasched_last_error(void);
 
 /* ---- for the shim -------------------------------------------------------------------------------------------- */
@@ -254,8 +256,8 @@ struct cudasched_collected {
   uint64_t lost; /* launches without a row, for want of memory or disk */
 };
 
-/* From here on the launches of this process go into a journal in `directory`, which must exist, timed by "cupti" or by
- * "events". `cupti_path` may be null: CUDASCHED_CUPTI, a libcupti that is loaded, else the loader's search.
+/* From here on the launches of this process go into a journal in `directory`, which must exist, timed by "cupti",
+ * "events" or "both". `cupti_path` may be null: CUDASCHED_CUPTI, a libcupti that is loaded, else the loader's search.
  * `capacity_bytes` bounds the unwritten records, 0: 64 MiB. Before the first cuInit, that call starts the journal, and
  * cudasched_collect_stop reports a failure to start. */
 CUDASCHED_EXPORT int cudasched_collect_start(const char* directory, const char* timing, const char* cupti_path,
@@ -371,8 +373,8 @@ enum cudasched_outcome {
 /* Changes a setting of the running client with that process number (cudasched_client::process) in the table at `path`,
  * which must belong to this user: "class", "priority", "weight", "policy" or "memory_limit" (in whole MiB); or "trace":
  * it is traced for so many milliseconds, at most 60000, into traces/NUMBER beside the table, 0: the trace ends. A
- * change holds on all of the client's GPUs and ends with it. Waits for its answer, `timeout_ns` at most and a second
- * more where it was stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome has
+ * change holds on all of the client's GPUs and ends with it. Waits for its answer for `timeout_ns` (up to 60 s), and a
+ * second more where it was stopped in the middle; an idle client answers within a second. CUDASCHED_OK: *outcome has
  * the change's outcome. */
 CUDASCHED_EXPORT int cudasched_change(const char* path, uint64_t process, const char* setting, const char* value,
                                       int64_t timeout_ns, int32_t* outcome);

@@ -7,11 +7,11 @@
 //   graphs::Executable replay(capture.finish());
 //   for (...) replay.launch(stream);
 //
-// C++20 and CUDA's cuda.h; link cudasched::graphs. The driver is looked for at run time (libcuda.so.1, which is
-// cudasched's shim under `cudasched run`), never linked. A context must be current to the calling thread; a handle is
-// destroyed in the context that created it. Objects are used by one thread at a time. Errors are thrown: Error for a
-// call that the driver refused, UnsupportedError for a feature that this driver or machine lacks. The latter's text has
-// the version that brings the feature. Destructors ignore the driver's status.
+// C++20 and the cuda.h of CUDA 12.4 or later; link cudasched::graphs. The driver is looked for at run time
+// (libcuda.so.1, which is cudasched's shim under `cudasched run`), never linked. A context must be current to the
+// calling thread; a handle is destroyed in the context that created it. Objects are used by one thread at a time.
+// Errors are thrown: Error for a call that the driver refused, UnsupportedError for a feature that this driver or
+// machine lacks. The latter's text has the version that brings the feature. Destructors ignore the driver's status.
 //
 // Under cudasched, best-effort graphs are cut into slices beside latency clients. A graph with conditional nodes, and
 // one that can be launched from the device, goes whole: a request may wait for all of it (docs/graphs.md).
@@ -28,6 +28,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#if CUDA_VERSION < 12040
+#error "cudasched/graphs.hpp needs the cuda.h of CUDA 12.4 or later; the program may run with an older driver"
+#endif
 
 namespace cudasched::graphs {
 
@@ -110,8 +114,8 @@ class Builder {
 class Graph : public Builder {
  public:
   Graph();
-  explicit Graph(CUgraph owned) : Builder(owned), owned_(owned) {}
-  Graph(Graph&& other) noexcept : Builder(other), owned_(std::exchange(other.owned_, nullptr)) {}
+  explicit Graph(CUgraph owned) : Builder(owned) {}
+  Graph(Graph&& other) noexcept : Builder(std::exchange(static_cast<Builder&>(other), Builder(nullptr))) {}
   Graph& operator=(Graph&& other) noexcept;
   ~Graph();
 
@@ -119,9 +123,6 @@ class Graph : public Builder {
   // one the value persists between launches.
   Condition condition();
   Condition condition(unsigned start_value);
-
- private:
-  CUgraph owned_;
 };
 
 // Turns the launches on a stream into a graph, or adds them to one, until finish(). A capture that is not finished, as
@@ -211,8 +212,8 @@ struct Plan {
 // alignment that is no power of two, or sizes whose sum overflows.
 Plan plan_memory(std::span<const Use> uses, std::size_t alignment = 256);
 
-// One allocation with a place for each use. Addresses do not change, as graphs require. The pool must outlive the
-// graphs that use its memory.
+// One allocation with an aligned place for each use. Addresses do not change, as graphs require. The pool must outlive
+// the graphs that use its memory.
 class StaticPool {
  public:
   explicit StaticPool(std::span<const Use> uses, std::size_t alignment = 256);
@@ -225,7 +226,8 @@ class StaticPool {
 
  private:
   Plan plan_;
-  CUdeviceptr base_ = 0;
+  CUdeviceptr memory_ = 0;
+  CUdeviceptr base_ = 0;         // of the plan, in that memory
   CUcontext context_ = nullptr;  // of the memory
 };
 

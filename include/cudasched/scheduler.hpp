@@ -20,11 +20,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cudasched/engine.h"
@@ -139,7 +141,7 @@ struct Times {
 
   // The time that this share (0 to 1) of all stay below; 0 where there is none.
   std::chrono::nanoseconds quantile(double share) const {
-    const double rank = share * static_cast<double>(count());
+    const double rank = std::clamp(share, 0.0, 1.0) * static_cast<double>(count());
     double before = 0;
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       const auto here = static_cast<double>(buckets[i]);
@@ -246,30 +248,23 @@ inline std::string text(double number) {
   return {digits.data(), end.ptr};
 }
 
-constexpr const char* name(Policy policy) {
-  switch (policy) {
-    case Policy::kSlack:
-      return "slack";
-    case Policy::kHarvest:
-      return "harvest";
-    case Policy::kOpen:
-      return "open";
-    default:
-      return "strict";
-  }
+// The names are in the order of the enumerators. Another value stays a number, which the engine refuses.
+template <typename Enum>
+std::string name(Enum value, std::initializer_list<const char*> names) {
+  const auto place = static_cast<std::size_t>(value);
+  return place < names.size() ? names.begin()[place] : std::to_string(place);
 }
 
-constexpr const char* name(LogLevel level) {
-  switch (level) {
-    case LogLevel::kError:
-      return "error";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kDebug:
-      return "debug";
-    default:
-      return "warning";
-  }
+// For a C function, which would read as far as the first zero byte.
+inline const char* whole(const std::string& text) {
+  if (text.find('\0') == std::string::npos) return text.c_str();
+  throw ConfigError("there is a zero byte in the name or value \"" + std::string(text.c_str()) + "...\"");
+}
+
+inline void check_version(std::string_view library) {
+  if (library.starts_with(CUDASCHED_API ".")) return;
+  throw HookError("the program was built for cudasched " CUDASCHED_API ", and libcudasched.so is " +
+                  std::string(library) + ", whose structs may be others: build the program anew with that version");
 }
 
 }  // namespace detail
@@ -283,14 +278,15 @@ constexpr const char* name(LogLevel level) {
 class Region {
  public:
   // Throws ConfigError (an SLO that is negative or over an hour), Error (nested too deep).
-  explicit Region(Class region_class, Milliseconds slo = Milliseconds::zero(), std::int32_t priority = 0) {
+  [[nodiscard]] explicit Region(Class region_class, Milliseconds slo = Milliseconds::zero(),
+                                std::int32_t priority = 0) {
     detail::check(cudasched_region_enter(static_cast<std::int32_t>(region_class), priority, slo.count(), &token_));
   }
   // With a name, under which metrics().regions counts its requests: 1 to 63 bytes of UTF-8 without control characters.
   // A process has 10 names; regions of further names are counted as "(others)". Throws ConfigError, Error.
-  Region(Class region_class, Milliseconds slo, std::int32_t priority, const std::string& name) {
+  [[nodiscard]] Region(Class region_class, Milliseconds slo, std::int32_t priority, const std::string& name) {
     detail::check(cudasched_region_enter_named(static_cast<std::int32_t>(region_class), priority, slo.count(),
-                                               name.c_str(), &token_));
+                                               detail::whole(name), &token_));
   }
   ~Region() { cudasched_region_exit(token_); }
   Region(const Region&) = delete;
@@ -307,8 +303,10 @@ class Scheduler {
   // Puts the driver shim that lies beside libcudasched.so in front of the driver, for all CUDA calls from here on, and
   // sets the options. Makes no CUDA call. A second call hooks nothing, nor does one under `cudasched run`, in a program
   // that links cudasched::driver, or under CUDASCHED_OFF=1. The options are set all the same. Throws HookError (CUDA is
-  // loaded already, there is no driver: a program that can do without goes on), and the errors of configure.
+  // loaded already, there is no driver, the library is of another minor version: a program that can do without goes
+  // on), and the errors of configure.
   static Scheduler create(const Options& options = {}) {
+    detail::check_version(cudasched_version());
     detail::check(cudasched_install());
     Scheduler scheduler;
     scheduler.configure(options);
@@ -331,8 +329,8 @@ class Scheduler {
     }
     if (!options.preemption) policy = Policy::kOpen;
 
-    if (options.log_level) configure("log", detail::name(*options.log_level));
-    if (policy) configure("policy", detail::name(*policy));
+    if (options.log_level) configure("log", detail::name(*options.log_level, {"error", "warning", "info", "debug"}));
+    if (policy) configure("policy", detail::name(*policy, {"strict", "slack", "harvest", "open"}));
     if (lead) configure("lead_us", *lead == kAdaptiveLead ? "auto" : detail::text(lead->count()));
     if (options.margin) configure("margin_us", detail::text(options.margin->count()));
     if (options.long_kernel) configure("long_us", detail::text(options.long_kernel->count()));
@@ -350,7 +348,7 @@ class Scheduler {
 
   // Any setting by its name in docs/configuration.md, and its value as text. Throws ConfigError.
   void configure(const std::string& name, const std::string& value) {
-    detail::check(cudasched_configure(name.c_str(), value.c_str()));
+    detail::check(cudasched_configure(detail::whole(name), detail::whole(value)));
   }
 
   // Announces latency work of this process within this time, over 0 and at most a second. Best-effort work holds back

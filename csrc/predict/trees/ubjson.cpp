@@ -140,23 +140,19 @@ class UbjsonReader {
     } else if (in_.peek() == '#') {
       in_.take();
       const std::uint64_t count = length();
-      for (std::uint64_t i = 0; i < count; ++i) append(read, type(), i == 0);
-      if (count == 0) read.content = Array{};
+      for (std::uint64_t i = 0; i < count; ++i) append(read, type());
     } else {
-      read.content = Array{};
-      bool is_first = true;
-      for (char next = type(); next != ']'; next = type()) {
-        append(read, next, is_first);
-        is_first = false;
-      }
+      for (char next = type(); next != ']'; next = type()) append(read, next);
     }
+    if (std::holds_alternative<std::monostate>(read.content)) read.content = Array{};
     in_.leave();
     return read;
   }
 
-  void append(Value& array, char type, bool is_first) {
+  // To an array, which has no kind yet before its first value.
+  void append(Value& array, char type) {
     const bool is_number = bytes_of_number(type) > 0;
-    if (is_first) {
+    if (std::holds_alternative<std::monostate>(array.content)) {
       if (is_number) {
         array.content = Numbers{};
       } else {

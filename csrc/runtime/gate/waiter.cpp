@@ -1,13 +1,13 @@
 #include "runtime/gate/waiter.hpp"
 
 #include <sched.h>
-#include <time.h>
 
 #include <algorithm>
 #include <mutex>
 
 #include "base/clock.hpp"
 #include "base/processor.hpp"
+#include "base/sleep.hpp"
 #include "runtime/hot.hpp"
 
 namespace cudasched::runtime {
@@ -16,11 +16,6 @@ namespace {
 std::uint64_t bit(int slot) noexcept { return std::uint64_t{1} << slot; }
 
 }  // namespace
-
-void Waiter::sleep_for(std::int64_t duration_ns) noexcept {
-  const timespec time{duration_ns / kNsPerSecond, duration_ns % kNsPerSecond};
-  nanosleep(&time, nullptr);
-}
 
 void Waiter::spin(std::int64_t duration_ns) noexcept {
   const std::int64_t until_ns = now_ns() + duration_ns;
@@ -34,7 +29,7 @@ void Waiter::wait_for_time(std::int64_t wait_ns, std::int64_t next_end_ns, std::
                            schedule::SleepPlan& plan) noexcept {
   const std::int64_t begin_ns = now_ns();
   if (const std::int64_t asleep_ns = plan.sleep_ns(wait_ns, next_end_ns, slack_ns); asleep_ns > 0) {
-    sleep_for(asleep_ns);
+    sleep_ns(asleep_ns);
     plan.woke(now_ns() - begin_ns - asleep_ns);
     return;
   }

@@ -72,7 +72,6 @@ class Waiter {
     wait.announced = false;
   }
 
-  static void sleep_for(std::int64_t duration_ns) noexcept;
   // The waiting thread may share its core with the one it waits for: that one may run afterwards.
   static void spin(std::int64_t duration_ns) noexcept;
 

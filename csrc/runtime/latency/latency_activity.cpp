@@ -1,13 +1,12 @@
 #include "runtime/latency/latency_activity.hpp"
 
-#include <time.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <span>
 
 #include "base/clock.hpp"
+#include "base/sleep.hpp"
 #include "driver/driver.hpp"
 #include "runtime/gate.hpp"
 #include "runtime/hot.hpp"
@@ -266,7 +265,7 @@ void LatencyActivity::exit_region(const Region& region, bool counts) noexcept {
 }
 
 void LatencyActivity::wait_for_entry() noexcept {
-  constexpr timespec kPause{0, 50 * kNsPerUs};
+  constexpr std::int64_t kPauseNs = 50 * kNsPerUs;
   std::optional<GilReleased> released;  // once it is clear that it waits
   const std::int64_t since = now_ns();
   schedule::EntryView view;
@@ -298,7 +297,7 @@ void LatencyActivity::wait_for_entry() noexcept {
       table_->reap(there);
     }
     if (!released) released.emplace();
-    nanosleep(&kPause, nullptr);
+    sleep_ns(kPauseNs);
   }
 }
 

@@ -17,45 +17,48 @@ void Holdings::record(Change&& change) noexcept {
   }
 }
 
-void Holdings::add(int device, Class client_class, std::uint64_t bytes) noexcept {
-  Totals& of = totals(device);
-  const std::uint64_t now = of.all.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  of.by_class[static_cast<std::size_t>(client_class)].fetch_add(bytes, std::memory_order_relaxed);
+void Holdings::is_there(const Held& held) noexcept {
+  Totals& of = totals(held.device);
+  of.by_class[static_cast<std::size_t>(held.client_class)].fetch_add(held.bytes, std::memory_order_relaxed);
+  const std::uint64_t now = of.there.fetch_add(held.bytes, std::memory_order_relaxed) + held.bytes;
   std::uint64_t peak = of.peak.load(std::memory_order_relaxed);
   while (peak < now && !of.peak.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
   }
 }
 
-bool Holdings::reserve(int device, Class client_class, std::uint64_t bytes, std::uint64_t room) noexcept {
+bool Holdings::reserve(int device, std::uint64_t bytes, std::uint64_t room) noexcept {
   if (!known(device)) return true;
   const std::uint64_t most = limit();
-  if (most == 0) {
-    add(device, client_class, bytes);
-    return true;
-  }
   Totals& of = totals(device);
   std::uint64_t now = of.all.load(std::memory_order_relaxed);
   do {
-    if (bytes > most || now > most - bytes || bytes > room) {
+    if (most != 0 && (bytes > most || now > most - bytes || bytes > room)) {
       refused_.fetch_add(1, std::memory_order_relaxed);
       return false;
     }
   } while (!of.all.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
-  of.by_class[static_cast<std::size_t>(client_class)].fetch_add(bytes, std::memory_order_relaxed);
-  std::uint64_t peak = of.peak.load(std::memory_order_relaxed);
-  while (peak < now + bytes && !of.peak.compare_exchange_weak(peak, now + bytes, std::memory_order_relaxed)) {
-  }
   return true;
 }
 
-void Holdings::give_up(int device, Class client_class, std::uint64_t bytes) noexcept {
-  if (!known(device)) return;
-  totals(device).all.fetch_sub(bytes, std::memory_order_relaxed);
-  totals(device).by_class[static_cast<std::size_t>(client_class)].fetch_sub(bytes, std::memory_order_relaxed);
+void Holdings::give_up(int device, std::uint64_t bytes) noexcept {
+  if (known(device)) totals(device).all.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+void Holdings::is_gone(const Held& held) noexcept {
+  if (!known(held.device)) return;
+  Totals& of = totals(held.device);
+  of.by_class[static_cast<std::size_t>(held.client_class)].fetch_sub(held.bytes, std::memory_order_relaxed);
+  of.there.fetch_sub(held.bytes, std::memory_order_relaxed);
+  give_up(held.device, held.bytes);
 }
 
 void Holdings::hold(std::uint64_t address, const Held& held) noexcept {
   if (!known(held.device)) return;
+  is_there(held);
+  put_back(address, held);
+}
+
+void Holdings::put_back(std::uint64_t address, const Held& held) noexcept {
   record([&](Records& records) { records.by_address[address] = held; });
 }
 
@@ -72,6 +75,7 @@ Holdings::Held Holdings::forget(std::uint64_t address) noexcept {
 
 void Holdings::hold_physical(std::uint64_t handle, const Held& held) noexcept {
   if (!known(held.device)) return;
+  is_there(held);
   record([&](Records& records) { records.physical[handle] = {held}; });
 }
 
@@ -116,7 +120,7 @@ void Holdings::put_back(const Released& released) noexcept {
 }
 
 void Holdings::is_gone(const Released& released) noexcept {
-  if (released.last) give_up(released.held.device, released.held.client_class, released.held.bytes);
+  if (released.last) is_gone(released.held);
 }
 
 Holdings::Unmapped Holdings::unmap_physical(std::uint64_t address, std::uint64_t bytes) noexcept {
@@ -144,24 +148,26 @@ int Holdings::is_gone(const Unmapped& unmapped) noexcept {
       device = held.device;
       if (--place->second.mappings > 0 || place->second.references > 0) continue;
       records.physical.erase(place);
-      give_up(held.device, held.client_class, held.bytes);
+      is_gone(held);
     }
   });
   return device;
 }
 
 void Holdings::hold_pool(std::uint64_t pool, int device, Class client_class, std::uint64_t bytes) noexcept {
-  if (!known(device)) return;
+  if (!known(device) && device != kOnHost) return;
   record([&](Records& records) {
     auto place = std::ranges::find(records.pools, pool, &Pool::pool);
     if (place == records.pools.end()) {
       records.pools.push_back({pool, device, client_class, 0});
       place = records.pools.end() - 1;
     }
+    if (place->device == kOnHost) return;
     if (bytes >= place->bytes) {
-      add(place->device, place->client_class, bytes - place->bytes);
+      totals(place->device).all.fetch_add(bytes - place->bytes, std::memory_order_relaxed);
+      is_there({bytes - place->bytes, place->device, place->client_class});
     } else {
-      give_up(place->device, place->client_class, place->bytes - bytes);
+      is_gone({place->bytes - bytes, place->device, place->client_class});
     }
     place->bytes = bytes;
   });
@@ -171,7 +177,7 @@ void Holdings::forget_pool(std::uint64_t pool) noexcept {
   record([&](Records& records) {
     const auto place = std::ranges::find(records.pools, pool, &Pool::pool);
     if (place == records.pools.end()) return;
-    give_up(place->device, place->client_class, place->bytes);
+    is_gone({place->bytes, place->device, place->client_class});
     records.pools.erase(place);
   });
 }
@@ -197,7 +203,7 @@ void Holdings::context_ended(int device, const void* context) noexcept {
       if (held.context == nullptr || (context != nullptr ? held.context != context : held.device != device)) {
         return false;
       }
-      give_up(held.device, held.client_class, held.bytes);
+      is_gone(held);
       return true;
     });
   });
@@ -207,7 +213,11 @@ std::uint64_t Holdings::held(int device) const noexcept {
   return known(device) ? totals(device).all.load(std::memory_order_relaxed) : 0;
 }
 
-std::uint64_t Holdings::held(int device, Class client_class) const noexcept {
+std::uint64_t Holdings::there(int device) const noexcept {
+  return known(device) ? totals(device).there.load(std::memory_order_relaxed) : 0;
+}
+
+std::uint64_t Holdings::there(int device, Class client_class) const noexcept {
   if (!known(device)) return 0;
   return totals(device).by_class[static_cast<std::size_t>(client_class)].load(std::memory_order_relaxed);
 }
@@ -227,6 +237,7 @@ void Holdings::reset_in_child() noexcept {
   records_ = new (std::nothrow) Records;
   for (Totals& of : totals_) {
     of.all.store(0);
+    of.there.store(0);
     of.peak.store(0);
     for (auto& each : of.by_class) each.store(0);
   }

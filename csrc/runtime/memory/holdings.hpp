@@ -6,7 +6,7 @@
 // goes with a context is forgotten with the context.
 //
 // The limit is a device's: reserve() is asked before the driver, so that threads that allocate at once cannot pass it
-// together. Bytes that are reserved count as held.
+// together. Bytes that are reserved count as held for the limit alone, until they are there.
 //
 // Threads: any. Totals are atomics; the records are behind a spin lock, for some tens of nanoseconds and at times an
 // allocation of the host's. Nothing here is on the launch path.
@@ -27,6 +27,7 @@ namespace cudasched::runtime {
 class Holdings {
  public:
   static constexpr int kDevices = 32;
+  static constexpr int kOnHost = -2;  // of a pool: none of its memory is a device's
 
   // One allocation, with the data to take it out again.
   struct Held {
@@ -42,15 +43,17 @@ class Holdings {
 
   // Counts an allocation that is about to be made. False: that would pass the limit, or the room that there is for a
   // program with a limit, and nothing is counted.
-  bool reserve(int device, Class client_class, std::uint64_t bytes, std::uint64_t room = UINT64_MAX) noexcept;
-  // The driver refused the allocation, or the memory is freed.
-  void give_up(int device, Class client_class, std::uint64_t bytes) noexcept;
+  bool reserve(int device, std::uint64_t bytes, std::uint64_t room = UINT64_MAX) noexcept;
+  // The driver refused the allocation.
+  void give_up(int device, std::uint64_t bytes) noexcept;
 
   // The reserved memory is there, by address or handle.
   void hold(std::uint64_t address, const Held& held) noexcept;
   // Before the driver frees the memory, because another thread may get the address at once; put back where the driver
-  // refuses. The bytes count until give_up().
+  // refuses. The bytes count until is_gone().
   Held forget(std::uint64_t address) noexcept;
+  void put_back(std::uint64_t address, const Held& held) noexcept;
+  void is_gone(const Held& held) noexcept;
 
   void hold_physical(std::uint64_t handle, const Held& held) noexcept;
   void retain_physical(std::uint64_t handle) noexcept;  // another reference of the program's
@@ -92,8 +95,9 @@ class Holdings {
   // The memory of this context, or, null, of this device's contexts, is gone.
   void context_ended(int device, const void* context) noexcept;
 
-  std::uint64_t held(int device) const noexcept;
-  std::uint64_t held(int device, Class client_class) const noexcept;
+  std::uint64_t held(int device) const noexcept;  // with the reserved bytes
+  std::uint64_t there(int device) const noexcept;
+  std::uint64_t there(int device, Class client_class) const noexcept;
   std::uint64_t peak(int device) const noexcept;
   std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }  // by the limit
   // The bytes held on the device that has the most.
@@ -105,6 +109,7 @@ class Holdings {
  private:
   struct Totals {
     std::atomic<std::uint64_t> all{0};
+    std::atomic<std::uint64_t> there{0};
     std::atomic<std::uint64_t> peak{0};
     std::array<std::atomic<std::uint64_t>, kClassCount> by_class{};
   };
@@ -123,7 +128,7 @@ class Holdings {
   static bool known(int device) noexcept { return device >= 0 && device < kDevices; }
   Totals& totals(int device) noexcept { return totals_[static_cast<std::size_t>(device)]; }
   const Totals& totals(int device) const noexcept { return totals_[static_cast<std::size_t>(device)]; }
-  void add(int device, Class client_class, std::uint64_t bytes) noexcept;
+  void is_there(const Held& held) noexcept;
   // Nothing, for want of host memory: the allocation's free is not seen.
   template <typename Change>
   void record(Change&& change) noexcept;

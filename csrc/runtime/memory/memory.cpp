@@ -1,7 +1,6 @@
 #include "runtime/memory/memory.hpp"
 
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <bit>
@@ -18,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/size_text.hpp"
+#include "base/sleep.hpp"
 #include "driver/barrier.hpp"
 #include "driver/driver.hpp"
 #include "runtime/engine.hpp"
@@ -115,7 +115,7 @@ void Memory::configure(const Settings& settings) {
   holdings.set_limit(settings.memory_limit);
   pageable.configure(settings.pageable);
   pager.configure(settings.park);
-  pager.take_turns(settings.memory_turn_ns);
+  pager.take_turns(settings.give_back_ns == 0 ? 0 : settings.memory_turn_ns);
   if (settings.pageable && settings.park != 0) driver::barrier().arm();
   give_back_ns_.store(settings.give_back_ns, std::memory_order_relaxed);
 }
@@ -138,7 +138,7 @@ void Memory::publish(Device& device) noexcept {
   for (int i = 0; i < kClassCount; ++i) {
     const auto each = static_cast<Class>(i);
     if (!device.registered(each)) {
-      elsewhere += holdings.held(device.ordinal(), each);
+      elsewhere += holdings.there(device.ordinal(), each);
     } else if (first < 0) {
       first = i;
     }
@@ -148,15 +148,18 @@ void Memory::publish(Device& device) noexcept {
     const int slot = device.slot(each);
     if (slot < 0) continue;
     arbiter::SlotMemory& words = device.table().memory(slot);
-    const std::uint64_t held = holdings.held(device.ordinal(), each) + (i == first ? elsewhere : 0);
+    const std::uint64_t held = holdings.there(device.ordinal(), each) + (i == first ? elsewhere : 0);
     const std::uint64_t away = each == Class::kBestEffort ? std::min(held, pager.away()) : 0;
     words.away_bytes.store(away, std::memory_order_relaxed);
     words.held_bytes.store(held - away, std::memory_order_relaxed);
     words.peak_bytes.store(holdings.peak(device.ordinal()), std::memory_order_relaxed);
     words.limit_bytes.store(holdings.limit(), std::memory_order_relaxed);
     if (!pager.has_turns()) words.turn_until_ns.store(0, std::memory_order_relaxed);  // of a damaged table
-    if (each == Class::kBestEffort) pager.join_turns(device);
+    if (each != Class::kBestEffort) continue;
+    pager.join_turns(device);
+    pager.say_movable(device);
   }
+  start_giver(device);
 }
 
 void Memory::publish_pools(std::int64_t now) noexcept {
@@ -297,7 +300,7 @@ void Memory::wait_for_requests(Device& device) noexcept {
 void Memory::use_cache(cudasched_release_cache release, void* context) {
   release_context_.store(context);
   release_.store(release, std::memory_order_release);
-  start_givers();
+  engine().for_each_device([&](Device& device) { start_giver(device); });
 }
 
 void Memory::look_for_cache(std::int64_t now) noexcept {
@@ -317,7 +320,7 @@ void Memory::look_for_cache(std::int64_t now) noexcept {
 }
 
 bool Memory::can_give(const Device& device) noexcept {
-  if (!device.registered(Class::kBestEffort) || device.registered(Class::kLatency)) return false;
+  if (give_back_ns() == 0 || !device.registered(Class::kBestEffort) || device.registered(Class::kLatency)) return false;
   if (release_.load(std::memory_order_acquire) != nullptr || pools.any(device.ordinal())) return true;
   try {
     std::vector<Holdings::Pool> of_driver;
@@ -328,21 +331,26 @@ bool Memory::can_give(const Device& device) noexcept {
   }
 }
 
-void Memory::start_givers() noexcept {
-  if (give_back_ns() == 0 || stopped_.load() || !hot().scheduling.load()) return;
-  engine().for_each_device([&](Device& device) {
-    const int ordinal = device.ordinal();
-    const bool parks =
-        driver::barrier().armed() && pageable.pool_made() != nullptr && device.registered(Class::kBestEffort);
-    if (ordinal < 0 || ordinal >= Holdings::kDevices || device.table().lost() || !(parks || can_give(device))) return;
-    std::atomic<bool>& runs = giver_runs_[static_cast<std::size_t>(ordinal)];
-    if (runs.exchange(true)) return;
-    const bool started = run_apart([this, &device, &runs] {
-      run_giver(device);
-      runs.store(false);
-    });
-    if (!started) runs.store(false);  // the next tick tries again; until then it is said to give nothing
+void Memory::start_giver(Device& device) noexcept {
+  const int ordinal = device.ordinal();
+  if (give_back_ns() == 0 || stopped_.load() || !hot().scheduling.load() || device.table().lost() || ordinal < 0 ||
+      ordinal >= Holdings::kDevices || !device.registered(Class::kBestEffort))
+    return;
+  std::atomic<bool>& runs = giver_runs_[static_cast<std::size_t>(ordinal)];
+  if (runs.load(std::memory_order_relaxed)) return;
+  const bool parks = driver::barrier().armed() && pageable.pool_made() != nullptr;
+  const bool can = can_give(device);
+  if (!(parks || can) || runs.exchange(true)) return;
+  // Before the thread's first look: a client may ask at once.
+  std::atomic<std::uint32_t>& gives = device.table().memory(device.slot(Class::kBestEffort)).gives;
+  gives.store(can ? 1 : 0, std::memory_order_release);
+  const bool started = run_apart([this, &device, &runs] {
+    run_giver(device);
+    runs.store(false);
   });
+  if (started) return;
+  gives.store(0, std::memory_order_release);
+  runs.store(false);  // the next tick tries again
 }
 
 void Memory::run_giver(Device& device) noexcept {
@@ -398,7 +406,7 @@ bool Memory::answer_request(Device& device, arbiter::SlotMemory& words) noexcept
   if (to_move == 0 && can_empty && !hot().may_capture()) {
     empty_caches_and_answer(device, number);
   } else {
-    const std::uint64_t before = holdings.held(device.ordinal()) - pager.away();
+    const std::uint64_t before = holdings.there(device.ordinal()) - pager.away();
     answer(device, number, to_move != 0 && pager.park(device, to_move), before);
   }
   return true;
@@ -409,7 +417,7 @@ void Memory::empty_caches_and_answer(Device& device, std::uint64_t number) noexc
   std::atomic<bool>& empties = empties_[static_cast<std::size_t>(device.ordinal())];
   const auto empty = [this, &device, &empties, number] {
     this_thread().empties_cache = true;
-    const std::uint64_t before = holdings.held(device.ordinal());
+    const std::uint64_t before = holdings.there(device.ordinal());
     empty_caches(device);
     empties.store(false);
     if (!device.table().lost()) answer(device, number, true, before);
@@ -423,7 +431,7 @@ void Memory::empty_caches_and_answer(Device& device, std::uint64_t number) noexc
 void Memory::answer(Device& device, std::uint64_t number, bool gave, std::uint64_t before) noexcept {
   arbiter::SlotMemory& words = device.table().memory(device.slot(Class::kBestEffort));
   if (gave) {
-    const std::uint64_t after = holdings.held(device.ordinal()) - pager.away();
+    const std::uint64_t after = holdings.there(device.ordinal()) - pager.away();
     words.given_bytes.fetch_add(before > after ? before - after : 0, std::memory_order_relaxed);
     publish(device);
   } else {
@@ -467,10 +475,7 @@ void Memory::empty_caches(const Device& device) noexcept {
 void Memory::stop() noexcept {
   stopped_.store(true);
   const std::int64_t until = now_ns() + kNsPerSecond;
-  while (giving_.load() != 0 && now_ns() < until) {
-    const timespec time{0, kNsPerMs};
-    nanosleep(&time, nullptr);
-  }
+  while (giving_.load() != 0 && now_ns() < until) sleep_ns(kNsPerMs);
   driver::barrier().end();
 }
 
@@ -497,6 +502,8 @@ MemoryRequest::MemoryRequest(int device, std::uint64_t bytes) noexcept : bytes_(
   if (memory().give_back_ns() == 0 || known == nullptr || device >= Holdings::kDevices ||
       !hot().scheduling.load(std::memory_order_relaxed))
     return;
+  std::size_t all_bytes = 0;
+  if (driver::table().cuDeviceTotalMem(&all_bytes, device) == CUDA_SUCCESS && bytes > all_bytes) return;
   // A client asks; one that has launched nothing yet becomes one here.
   if (!engine().prepare(*known, Class::kLatency, this_thread()) || known->table().lost()) return;
   device_ = known;

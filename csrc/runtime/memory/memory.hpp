@@ -51,7 +51,8 @@ class Memory {
   // Before an allocation of this class: lets a request of another process go first. One load where there is none.
   void yield(int device, Class client_class) noexcept;
 
-  // Publishes the process's memory on a device, for others to read. Also the ticker's.
+  // Publishes the process's memory on a device, for others to read, and starts the thread that gives some back when
+  // others ask. Also the ticker's.
   void publish(int device) noexcept;
   void publish(Device& device) noexcept;
 
@@ -60,8 +61,6 @@ class Memory {
 
   // The allocator's own cache, which a thread of the engine's empties when another process asks. Null: there is none.
   void use_cache(cudasched_release_cache release, void* context);
-  // Starts that thread for each GPU with a best-effort client and something to give. The ticker's, too.
-  void start_givers() noexcept;
   // Looks for the cache of a program that has told of none. The ticker's alone: takes the loader's lock.
   void look_for_cache(std::int64_t now_ns) noexcept;
 
@@ -92,6 +91,8 @@ class Memory {
     std::array<int, Holdings::kDevices> requests{};
   };
 
+  // For a GPU with a best-effort client and something to give.
+  void start_giver(Device& device) noexcept;
   void run_giver(Device& device) noexcept;
   bool answer_request(Device& device, arbiter::SlotMemory& words) noexcept;
   void empty_caches_and_answer(Device& device, std::uint64_t number) noexcept;

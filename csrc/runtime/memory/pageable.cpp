@@ -9,12 +9,23 @@
 #include "base/log.hpp"
 #include "driver/barrier.hpp"
 #include "driver/driver.hpp"
+#include "runtime/device.hpp"
+#include "runtime/engine.hpp"
 #include "runtime/hot.hpp"
 #include "runtime/memory/memory.hpp"
 
 namespace cudasched::runtime {
 
 using driver::table;
+
+namespace {
+
+const queue::Queue* queue_of_gpu() noexcept {
+  const Device* const device = engine().known_device(0);
+  return device != nullptr ? device->queue() : nullptr;
+}
+
+}  // namespace
 
 // Made at the first use, where the current context is the only GPU's primary one.
 memory::Pool* Pageable::pool() noexcept {
@@ -56,7 +67,6 @@ std::optional<CUresult> Pageable::allocate(CUdeviceptr* pointer, std::size_t byt
     *pointer = made;
     return CUDA_SUCCESS;
   } catch (const memory::OutOfMemoryError&) {
-    give_back({});  // chunks that were created on the way
     return CUDA_ERROR_OUT_OF_MEMORY;
   } catch (const std::exception& error) {
     log::debug(error.what());
@@ -78,7 +88,8 @@ bool Pageable::free_later(CUdeviceptr pointer) noexcept {
   const std::lock_guard held(mutex_);
   const auto found = blocks_.find(pointer);
   if (found == blocks_.end() || found->second.is_late) return false;
-  found->second.is_late = true;
+  const queue::Queue* const launches = queue_of_gpu();
+  found->second = {found->second.bytes, true, launches != nullptr ? launches->pushed() : 0};
   late_.store(true, std::memory_order_relaxed);
   return true;
 }
@@ -92,7 +103,8 @@ bool Pageable::free_late() noexcept {
 
 bool Pageable::carry_out_frees() noexcept {
   std::vector<CUdeviceptr> pointers;
-  if (!owes() || hot().may_capture() || !take(pointers, /*all=*/false)) return false;
+  if (!owes() || hot().may_capture()) return false;
+  if (!take(pointers, /*all=*/false)) return !owes();  // another thread has
   give_back(pointers);
   return true;
 }
@@ -106,10 +118,13 @@ bool Pageable::free(CUdeviceptr pointer) noexcept {
 // Blocks that no work uses any more, once all work that was submitted before is done. False: the driver failed, or
 // there is no memory for their list; all blocks stay.
 bool Pageable::take(std::vector<CUdeviceptr>& pointers, bool all) noexcept {
+  const std::lock_guard alone(taking_);
+  const queue::Queue* const launches = queue_of_gpu();
+  const queue::Position submitted = launches != nullptr ? launches->passed() : 0;
   try {
     const std::lock_guard held(mutex_);
     for (const auto& [begin, entry] : blocks_) {
-      if (all || entry.is_late) pointers.push_back(begin);
+      if (all || (entry.is_late && entry.after <= submitted)) pointers.push_back(begin);
     }
   } catch (const std::exception&) {
     return false;
@@ -118,8 +133,7 @@ bool Pageable::take(std::vector<CUdeviceptr>& pointers, bool all) noexcept {
   const driver::CurrentContext current(pool_->context());
   if (!current.ok() || table().cuCtxSynchronize() != CUDA_SUCCESS) return false;
   const std::lock_guard held(mutex_);
-  // Another thread may have taken some meanwhile.
-  std::erase_if(pointers, [&](CUdeviceptr each) { return blocks_.erase(each) == 0; });
+  for (const CUdeviceptr each : pointers) blocks_.erase(each);
   late_.store(std::ranges::any_of(blocks_, [](const auto& each) { return each.second.is_late; }));
   return true;
 }

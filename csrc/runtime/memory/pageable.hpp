@@ -6,7 +6,8 @@
 // The driver allocates instead, from then on, once the program has asked for a handle that other processes may open, or
 // has reset its context; and while a stream captures.
 //
-// Their memory may be away (pager.hpp). A free then counts as late: it is carried out once the memory is back.
+// Their memory may be away (pager.hpp). A free then counts as late: it is carried out once the memory is back. A late
+// free waits for the launches that were in the ring before it.
 //
 // Threads: any; never on the launch path. A function that returns nothing, or false, leaves the call to the driver.
 #pragma once
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "memory/pool.hpp"
+#include "queue/order.hpp"
 
 namespace cudasched::runtime {
 
@@ -34,7 +36,8 @@ class Pageable {
   // Once all of the context's work is done, or, while a stream captures, later. Everything queued was submitted. False:
   // none of ours.
   bool free(CUdeviceptr pointer) noexcept;
-  // For a free on a stream: the memory goes back with the next free that waits, or by free_late().
+  // For a free on a stream: the memory goes back with the next free that waits, or by free_late(), at the end of a
+  // capture too.
   bool free_later(CUdeviceptr pointer) noexcept;
   bool owes() const noexcept { return late_.load(std::memory_order_relaxed); }
   // Everything queued was submitted. False: nothing was freed.
@@ -62,7 +65,8 @@ class Pageable {
  private:
   struct Entry {
     std::size_t bytes = 0;
-    bool is_late = false;  // freed by the program, and not yet by us
+    bool is_late = false;       // freed by the program, and not yet by us
+    queue::Position after = 0;  // of the queue, when the program freed it
   };
 
   memory::Pool* pool() noexcept;
@@ -73,6 +77,7 @@ class Pageable {
   std::atomic<bool> stopped_{false};
   std::atomic<bool> used_{false};  // there have been blocks
   std::atomic<bool> late_{false};  // some are
+  std::mutex taking_;              // of a thread that takes blocks: what another one took may be a new block by then
   std::mutex mutex_;
   memory::Pool* pool_ = nullptr;  // never destroyed: other threads may still free while the process exits
   std::map<CUdeviceptr, Entry> blocks_;

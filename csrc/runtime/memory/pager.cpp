@@ -33,6 +33,7 @@ constexpr std::int64_t kCalmNs = 200 * kNsPerMs;   // the GPU has had room
 constexpr std::uint64_t kHostPart = 16;            // of the host's available memory, which stays
 constexpr std::int64_t kTurnLookNs = 20 * kNsPerMs;
 constexpr std::int64_t kLongestLookNs = 5 * kTurnLookNs;
+constexpr const char* kHasNone = "it holds no pageable memory";
 constexpr std::int64_t kStoppedNs = 3 * kNsPerSecond;  // without a heartbeat: the client takes no turns
 
 std::string rate_text(std::uint64_t bytes, std::int64_t ns) {
@@ -51,6 +52,7 @@ std::uint64_t free_memory() noexcept {
 // Empty: memory can move. Reads atomics alone: any thread.
 std::string Pager::why_not(const Device& device) const {
   if (!driver::barrier().armed()) return "the setting park is off";
+  if (memory().give_back_ns() == 0) return "the setting give_back_ms is 0";
   if (device.registered(Class::kLatency)) return "it has latency work of its own";
   if (device.queue() == nullptr || !device.queue()->active()) return "its launches are not offloaded";
   if (driver::barrier().pinned())
@@ -63,17 +65,16 @@ bool Pager::park(Device& device, std::uint64_t least) noexcept {
   const std::lock_guard held(moving_);
   try {
     const std::string why = move_away(device, least);
+    const bool stays = !why.empty() && why != kHasNone;
     note();
-    refused_ns_ = now_ns();
-    full_ns_ = refused_ns_;
-    publish(device, why.empty() || busy_ ? movable() : 0);
-    if (why.empty()) {
-      refused_ns_ = 0;
-      said_.clear();
-      return true;
+    full_ns_ = now_ns();
+    refused_ns_ = stays ? now_ns() : 0;
+    publish(device, stays && !busy_ ? 0 : movable());
+    if (stays && said_ != why) {
+      log::warning("this program's GPU memory stays where it is, although it is asked for: " + why);
     }
-    if (said_ != why) log::warning("this program's GPU memory stays where it is, although it is asked for: " + why);
-    said_ = why;
+    said_ = stays ? why : "";
+    return why.empty();
   } catch (const std::exception&) {  // no memory for a message
   }
   return false;
@@ -83,7 +84,7 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   busy_ = false;
   if (std::string why = why_not(device); !why.empty()) return why;
   note();
-  if (parking_ == nullptr || movable() == 0) return "it holds no pageable memory";
+  if (parking_ == nullptr || movable() == 0) return kHasNone;
   const std::uint64_t bytes = std::min(std::max(least, memory::Pool::kChunkBytes), movable());
   // Whole chunks, the last of which may be larger than the rest.
   const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
@@ -92,6 +93,11 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
     std::string why = stop_program();
     busy_ = !why.empty();
     if (busy_) return why;
+    note();
+    if (movable() == 0) {  // it has freed all since
+      driver::barrier().open();
+      return kHasNone;
+    }
   }
   const std::int64_t begin = now_ns();
   const std::uint64_t moved = parking_->move_out(bytes);
@@ -176,6 +182,21 @@ bool Pager::has_room() noexcept {
 
 bool Pager::rests() const noexcept { return now_ns() - refused_ns_ < kRefusedNs; }
 
+void Pager::say_movable(Device& device) noexcept {
+  if (movable() != 0 || away() != 0 || !driver::barrier().armed() || pageable_.pool_made() == nullptr ||
+      !hot().scheduling.load(std::memory_order_relaxed))
+    return;
+  const std::unique_lock held(moving_, std::try_to_lock);
+  if (!held.owns_lock() || rests()) return;  // the giver looks
+  try {
+    if (!why_not(device).empty()) return;
+  } catch (const std::exception&) {
+    return;
+  }
+  note();
+  publish(device, movable());
+}
+
 void Pager::tend(Device& device, bool asked) noexcept {
   if (!driver::barrier().armed()) return;  // nothing can move
   const bool may_try = !rests();
@@ -184,7 +205,7 @@ void Pager::tend(Device& device, bool asked) noexcept {
     const std::lock_guard held(moving_);
     note();
     try {
-      can = (may_try || busy_) && why_not(device).empty();
+      can = (may_try || busy_) && hot().scheduling.load() && why_not(device).empty();
       if (can && may_try) pin_ahead();
     } catch (const std::exception&) {
     }
@@ -310,10 +331,7 @@ bool Pager::follow_turns(Device& device, bool asked) noexcept {
 MemoryTurn::MemoryTurn(int device, std::uint64_t bytes) noexcept {
   Device* const known = engine().known_device(device);
   Pager& pager = memory().pager;
-  if (known == nullptr || !pager.has_turns() || memory().give_back_ns() == 0 ||
-      !hot().scheduling.load(std::memory_order_relaxed))
-    return;
-  driver::barrier().settle();  // or this thread's wait would keep its own program from being parked
+  if (known == nullptr || !pager.has_turns() || !hot().scheduling.load(std::memory_order_relaxed)) return;
   // One that has launched nothing yet becomes a client here.
   if (!engine().prepare(*known, Class::kBestEffort, this_thread()) || !pager.takes_turns(*known)) return;
   try {
@@ -388,7 +406,7 @@ bool Pager::drop() noexcept {
   const std::lock_guard held(moving_);
   if (parking_ == nullptr || parking_->bytes() == 0) return false;
   parking_->drop();
-  most_.store(0);  // the pool still counts what went with the context
+  driver::barrier().pin();  // the pool still counts what went with the context
   away_.store(0, std::memory_order_relaxed);
   movable_.store(0, std::memory_order_relaxed);
   driver::barrier().open();

@@ -42,6 +42,9 @@ class Pager {
   // Others hear that this client takes turns, before the giver's first look.
   void join_turns(Device& device) noexcept;
 
+  // Others hear of the first memory that can move, before the giver's next look. Not while the giver moves some.
+  void say_movable(Device& device) noexcept;
+
   // As of the giver's last look.
   std::uint64_t movable() const noexcept { return movable_.load(std::memory_order_relaxed); }
   std::uint64_t away() const noexcept { return away_.load(std::memory_order_relaxed); }
@@ -98,7 +101,7 @@ class Pager {
   std::atomic<std::uint64_t> away_{0};
   std::atomic<bool> wanted_away_{false};
   std::atomic<std::int64_t> full_ns_{0};  // the last look at which memory could not come back
-  std::int64_t refused_ns_ = 0;           // the giver's: the last move that failed
+  std::int64_t refused_ns_ = 0;           // under moving_: the last move that failed
   std::atomic<std::int64_t> turn_ns_{0};
   std::mutex waits_;                      // of a thread that waits for a turn: others wait behind it
   std::atomic<std::uint64_t> wanted_{0};  // bytes of the allocation that waits

@@ -1,7 +1,6 @@
 // The builder of Slices: a thread of its own that cuts clones of graphs into slices, again where these turn out too
 // long or too short, and drops slices that are launched no more.
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include "base/blocked_signals.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
+#include "base/sleep.hpp"
 #include "driver/driver.hpp"
 #include "runtime/slices/slices.hpp"
 
@@ -24,11 +24,6 @@ using driver::table;
 using graph::WholeReason;
 
 constexpr std::int64_t kPollNs = 200 * kNsPerUs;
-
-void sleep_ns(std::int64_t ns) noexcept {
-  const timespec time{ns / kNsPerSecond, ns % kNsPerSecond};
-  nanosleep(&time, nullptr);
-}
 
 }  // namespace
 

@@ -120,6 +120,18 @@ TEST_F(GraphsTest, CapturesIntoAGraphGoOnFromItsNodes) {
   EXPECT_EQ(log(), (Values{1, 2}));
 }
 
+TEST_F(GraphsTest, AGraphThatWasMovedFromHasNoHandle) {
+  // It kept the handle, which the graph that it was moved into destroyed.
+  Graph graph;
+  add(graph, 1);
+  Graph moved(std::move(graph));
+  EXPECT_EQ(graph.handle(), nullptr);
+  EXPECT_EQ(moved.node_count(), 1U);
+  graph = std::move(moved);
+  EXPECT_EQ(moved.handle(), nullptr);
+  EXPECT_EQ(graph.node_count(), 1U);
+}
+
 TEST_F(GraphsTest, UpdatesOfWholeGraphsAndOfKernels) {
   const CUstream on = stream();
   Graph graph;
@@ -246,6 +258,19 @@ TEST_F(GraphsTest, AStaticPoolServesTwoCaptures) {
   ASSERT_EQ(cuMemcpyDtoH(got, pool.address(2), 64), CUDA_SUCCESS);
   EXPECT_EQ(got[0], 1);
   EXPECT_EQ(got[63], 2);
+}
+
+TEST_F(GraphsTest, APoolIsAlignedAsItsUsesAre) {
+  // cuMemAlloc aligns to 256 bytes alone.
+  constexpr std::size_t kAlignment = 1 << 16;
+  const std::vector<Use> uses{{64, 0, 0}, {64, 0, 0}};
+  for (int i = 0; i < 2; ++i) {
+    const StaticPool pool(uses, kAlignment);
+    EXPECT_EQ(pool.address(0) % kAlignment, 0U);
+    EXPECT_EQ(pool.address(1) % kAlignment, 0U);
+    CUdeviceptr between = 0;
+    ASSERT_EQ(cuMemAlloc(&between, 64), CUDA_SUCCESS);
+  }
 }
 
 std::size_t free_bytes() {

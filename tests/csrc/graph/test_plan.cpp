@@ -224,14 +224,6 @@ TEST(Plan, KeepsWhatItPromisesOverRandomGraphs) {
   }
 }
 
-TEST(Plan, IsTheSameForTheSameGraph) {
-  Random random(3);
-  for (int round = 0; round < 50; ++round) {
-    const Graph graph = random_graph(random);
-    EXPECT_EQ(graph.plan().slice_of, graph.plan().slice_of);
-  }
-}
-
 TEST(Plan, CutsAChainIntoSlicesOfEqualLength) {
   const Graph graph = chain(100, 10'000);
   const Plan plan = graph.plan();

@@ -398,6 +398,7 @@ class EachTakenOver : public FallThrough {
     const auto set = call<CUresult(CUfunction, int, void*, unsigned)>("cuParamSetv");
     Program::check(set_size(program_.function(), 24));
     for (int i = 0; i < 3; ++i) Program::check(set(program_.function(), 8 * i, parameters_[i], 8));
+    EXPECT_EQ(set(program_.function(), 8, parameters_[0], ~0U), CUDA_ERROR_INVALID_VALUE) << "more than there is";
   }
 
   std::uint64_t* values_ = program_.log() + 1;

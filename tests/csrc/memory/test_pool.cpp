@@ -239,6 +239,21 @@ TEST_F(PoolTest, ARefusalLosesNothing) {
   }
 }
 
+// Others may use it meanwhile.
+TEST_F(PoolTest, WhatIsNotEnoughGoesBackToTheGpu) {
+  std::array<CUdeviceptr, 3> blocks{};
+  for (CUdeviceptr& block : blocks) block = pool().allocate(32 * kMiB, nullptr);
+  const std::size_t free = free_memory();
+  EXPECT_THAT(error_of([&] { pool().allocate(free + 2 * kMiB, nullptr); }), HasSubstr("does not fit in the GPU's"));
+  EXPECT_EQ(free_memory(), free);
+  EXPECT_EQ(pool().statistics().reserved, 96 * kMiB);
+  pool().free(blocks[0], nullptr);
+  pool().free(blocks[2], nullptr);
+  pool().free(pool().allocate(64 * kMiB, nullptr), nullptr);
+  EXPECT_EQ(pool().statistics().moved, 1U);
+  pool().free(blocks[1], nullptr);
+}
+
 TEST_F(PoolTest, BlocksInUseOutliveThePool) {
   const CUdeviceptr kept = pool().allocate(2 * kMiB, nullptr);
   pool().free(pool().allocate(64 * kMiB, nullptr), nullptr);

@@ -68,6 +68,26 @@ TEST(Bound, BusyLaunchesDoNotTouchTheIdle) {
   EXPECT_GT(bound->margin(Knowledge::kYoung, true, 3, 1), 0.9F);
 }
 
+TEST(Bound, NeitherScoresNorTheLevelOfNewKeysAreThoseOfAnotherBase) {
+  const auto bound = std::make_unique<Bound>();
+  for (int i = 0; i < 300; ++i) bound->add(Knowledge::kNew, false, 3, 1, 0.5F, true);
+  StateWriter out;
+  bound->save(out);
+  const std::vector<std::byte> state = std::move(out).finish();
+  for (const bool same_base : {true, false}) {
+    const auto next = std::make_unique<Bound>();
+    const auto fresh = std::make_unique<Bound>();
+    StateReader in(state);
+    next->restore(in, same_base);
+    in.finish();
+    for (int i = 0; i < 20; ++i) {
+      for (Bound* const each : {next.get(), fresh.get()}) each->add(Knowledge::kNew, false, 3, 1, 0.01F * i, false);
+    }
+    const auto margin = [](const Bound& of) { return of.margin(Knowledge::kNew, false, 3, 1); };
+    EXPECT_EQ(margin(*next) == margin(*fresh), !same_base);
+  }
+}
+
 struct Seen {
   double predicted_ns;
   bool within;

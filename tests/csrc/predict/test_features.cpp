@@ -203,22 +203,6 @@ TEST(Features, OfSizesAreTheGreatestDistinctOnes) {
   }
 }
 
-TEST(Features, DoNotDependOnTheOrderOfWords) {
-  const Allocations allocations;
-  std::mt19937 random(3);
-  for (int round = 0; round < 200; ++round) {
-    Kernel kernel;
-    kernel.words.resize(2 + random() % 60);
-    for (std::uint32_t& word : kernel.words) {
-      word = random() >> (random() % 32);
-      if (is_host_address(1U << 20, word)) word = 3;  // after some others it would be half of an address
-    }
-    const Row row = kernel.row(&allocations);
-    std::shuffle(kernel.words.begin(), kernel.words.end(), random);
-    ASSERT_EQ(kernel.row(&allocations), row);
-  }
-}
-
 // Recorded blocks have zeros where pointers were; on line Allocations tells them.
 TEST(Features, AreTheSameOnLineAndInRecordedData) {
   Allocations allocations;

@@ -29,7 +29,6 @@ TEST_P(Traits, OfKernelsThatPeopleRun) {
   EXPECT_EQ(traits.stages, expected.stages);
   EXPECT_EQ(traits.element_bytes, expected.element_bytes);
   EXPECT_EQ(traits.vector_width, expected.vector_width);
-  EXPECT_NE(traits.group, 0U);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -91,15 +90,6 @@ TEST(Demangled, AMangledNameIsReadAndAnyOtherStaysAsItIs) {
   EXPECT_EQ(demangled("_Z5saxpyPfS_fi"), "saxpy(float*, float*, float, int)");
   for (const std::string name : {"", "f", "nvjet_sm90", "_Z", "_Z5saxpy?"}) EXPECT_EQ(demangled(name), name);
   EXPECT_EQ(demangled("_Z5saxpyPfS_fi" + std::string(20'000, 'i')).substr(0, 3), "_Z5");  // too long to be one
-}
-
-TEST(Traits, GroupsForgetTilesTemplatesAndNumbers) {
-  const auto group = [](const char* name) { return traits_of(name).group; };
-  EXPECT_EQ(group("nvjet_hsh_128x256_64x4_1x2_h_bz"), group("nvjet_hsh_64x8_64x16_4x1_h_bz"));
-  EXPECT_EQ(group("triton_poi_fused_add_0"), group("triton_poi_fused_add_17"));
-  EXPECT_EQ(group("void at::native::reduce_kernel<512, 1>(int)"), group("void at::native::reduce_kernel<128, 4>(int)"));
-  EXPECT_NE(group("void at::native::reduce_kernel<512>(int)"), group("void at::native::index_kernel<512>(int)"));
-  EXPECT_NE(group("triton_poi_fused_add_0"), group("triton_poi_fused_mul_0"));
 }
 
 TEST(Traits, NothingIsTooStrangeForThem) {

@@ -130,19 +130,6 @@ TEST_F(PredictorTest, ALaunchThatRunsForLongIsNotPredictedShorter) {
   }
 }
 
-TEST_F(PredictorTest, TimesTheFirstThreeLaunchesThenAFewOfMany) {
-  const auto next = [&] {
-    const Prediction prediction = predict(1, 1'000);
-    if (prediction.wants_sample) predictor_->observe(prediction, 50'000, false);
-    return prediction.wants_sample;
-  };
-  int timed = 0;
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(next());
-  for (int i = 0; i < 200; ++i) next();  // more of them until the bound knows launches of this length
-  for (int i = 0; i < 16'000; ++i) timed += next() ? 1 : 0;
-  EXPECT_NEAR(timed, 16'000 / static_cast<int>(Sampling::kPeriod), 150);
-}
-
 // The bound would know old keys alone if the turn were the key's.
 TEST_F(PredictorTest, TimesKeysThatAreLaunchedTenTimesAsOftenAsOthers) {
   int timed = 0;
@@ -154,12 +141,6 @@ TEST_F(PredictorTest, TimesKeysThatAreLaunchedTenTimesAsOftenAsOthers) {
     }
   }
   EXPECT_NEAR(timed, 14'000 / static_cast<int>(Sampling::kPeriod), 150);
-}
-
-TEST_F(PredictorTest, WhereNothingIsMeasuredLittleMoreIsAsked) {
-  int asked = 0;
-  for (int i = 0; i < 100'000; ++i) asked += predict(1, 1'000).wants_sample ? 1 : 0;
-  EXPECT_LE(asked, 100'000 / static_cast<int>(Sampling::kPeriod) + static_cast<int>(Sampling::kMostEarlyDraws) + 1'000);
 }
 
 TEST_F(PredictorTest, ASampleThatMovesTheEstimateMovesTheBoundOfTheNextLaunch) {
@@ -330,29 +311,6 @@ TEST_F(PredictorTest, KernelsOfDriversThatDescribeNoneGoByHandleAndShape) {
   EXPECT_EQ(predictor_->predict({launch, nullptr, {}, kResidency, false}).key, key);
   launch.function = reinterpret_cast<const void*>(0x2000);
   EXPECT_NE(predictor_->predict({launch, nullptr, {}, kResidency, false}).key, key);
-}
-
-TEST_F(PredictorTest, KeysSeparateWhatChangesTheWork) {
-  const Launch base = kernel(1'000);
-  std::vector<Launch> others(11, base);
-  others[0].grid[0] = 1'001;
-  others[1].grid[1] = 2;
-  others[2].grid[2] = 2;
-  others[3].block[0] = 128;
-  others[4].block[1] = 2;
-  others[5].block[2] = 2;
-  others[6].dynamic_shared_bytes = 1'024;
-  others[7].cluster[0] = 2;
-  others[8].cluster[1] = 2;
-  others[9].cluster[2] = 2;
-  std::swap(others[10].grid[0], others[10].block[0]);
-  const Function facts = function(1);
-  const auto key = [&](const Launch& launch, const Function& of) {
-    return predictor_->predict({launch, &of, {}, kResidency, false}).key;
-  };
-  for (const Launch& other : others) EXPECT_NE(key(other, facts), key(base, facts));
-  EXPECT_NE(key(base, function(2)), key(base, facts));
-  EXPECT_NE(key(base, facts), 0U);
 }
 
 // A graph has thousands of nodes of few keys, and its instantiation waits for their estimates.

@@ -172,30 +172,6 @@ TEST_F(WordsTest, TheKOfAGemmIsInTheKeyAfterALongRunOfOneK) {
   EXPECT_EQ(keys.size(), 588U);
 }
 
-TEST_F(WordsTest, SizesInRandomOrderStay) {
-  Block words = block();
-  std::set<std::uint64_t> keys;
-  std::set<std::uint32_t> sizes;
-  for (int i = 0; i < 1'000; ++i) {
-    words[8] = 1 + static_cast<std::uint32_t>(random_() % 8192);
-    sizes.insert(words[8]);
-    keys.insert(launch(words, noisy(2'000 + 10.0 * words[8], 0.03)).key);
-  }
-  EXPECT_EQ(keys.size(), sizes.size());
-}
-
-TEST_F(WordsTest, SizesStayWhenNothingIsMeasured) {
-  Block words = block();
-  std::set<std::uint64_t> keys;
-  std::set<std::uint32_t> sizes;
-  for (int i = 0; i < 300; ++i) {
-    words[8] = 1 + static_cast<std::uint32_t>(random_() % 8192);
-    sizes.insert(words[8]);
-    keys.insert(launch(words, 0).key);
-  }
-  EXPECT_EQ(keys.size(), sizes.size());
-}
-
 // What such a kernel does shows in its geometry; the rest is padding and what the stack held.
 TEST_F(WordsTest, ElementwiseKernelsHitAtTheFirstRepeatWhateverElseTheirBlocksHold) {
   for (const Family family : {Family::kElementwise, Family::kIndex, Family::kCopy, Family::kMemory}) {
@@ -314,16 +290,6 @@ TEST_F(WordsTest, ATileInTheNameSpeaksOfAProductWhateverElseItSays) {
   const std::uint64_t key = launch(words, 12'000).key;
   words[8] = 4096;
   EXPECT_NE(launch(words, 12'000).key, key);
-}
-
-// An optimizer's work is in its block: launches of one geometry may differ by any factor.
-TEST_F(WordsTest, OptimizersShareNoKeyThoughTheirGeometryIsOne) {
-  function_.traits = traits_of("void multi_tensor_apply_kernel<TensorListMetadata<2> >(int)");
-  ASSERT_EQ(function_.traits.family, static_cast<std::uint8_t>(Family::kOptimizer));
-  Block words = block();
-  const std::uint64_t key = launch(words, 12'000).key;
-  words[8] = 40'960;
-  EXPECT_NE(launch(words, 120'000).key, key);
 }
 
 // And a list of tensors is told by the tensors that it has, whatever earlier launches left behind them.

@@ -112,7 +112,7 @@ TEST_F(GroupsTest, WhatIsNoGroupOfKernelsWasRefusedOrIsNotOfTheDriverIsLeftOut) 
   auto longer = alloc_of(35);
   groups_.note(file_, wire::request(wire::kAlloc, sizeof longer + 8), &longer, 0);
   groups_.note(file_, wire::request(wire::kAlloc, sizeof longer), nullptr, 0);
-  for (const std::uint32_t engine : {0U, wire::kLastGraphics + 1, 9U + 9U}) {
+  for (const std::uint32_t engine : {0U, wire::kLastCopy + 1, 64U}) {
     parameters_.engine = engine;
     allocate(36 + engine);
   }
@@ -127,6 +127,24 @@ TEST_F(GroupsTest, MoreThanThereIsRoomForAreCounted) {
   release(1, 1);
   allocate(99);
   EXPECT_EQ(handles(), Handles{99});
+}
+
+TEST_F(GroupsTest, ThoseThatCopyAreToldApartAndLeaveRoomForContexts) {
+  allocate(98);
+  parameters_.engine = wire::kFirstCopy;
+  allocate(99);
+  std::array<Group, Groups::kMost> read;
+  ASSERT_EQ(groups_.read(read), 2U);
+  EXPECT_FALSE(read[0].copies);
+  EXPECT_TRUE(read[1].copies);
+  parameters_.engine = wire::kLastCopy;
+  for (std::uint32_t i = 0; i < Groups::kMost; ++i) allocate(100 + i);
+  EXPECT_EQ(handles().size(), Groups::kMost - Groups::kMostContexts);
+  EXPECT_EQ(groups_.overflows(), 0U);
+  parameters_.engine = kEngine;
+  for (std::uint32_t i = 0; i < Groups::kMostContexts; ++i) allocate(1'000 + i);
+  EXPECT_EQ(handles().size(), Groups::kMost);
+  EXPECT_EQ(groups_.overflows(), 0U);
 }
 
 TEST_F(GroupsTest, AFileThatWasClosedIsAnother) {
@@ -153,15 +171,15 @@ TEST_F(GroupsTest, AnyCallsLeaveWhatTheRulesSay) {
       const std::uint32_t status = any(4) == 0 ? 0x1B : 0;
       const int result = any(8) == 0 ? -1 : 0;
       if (any(3) != 0) {
-        parameters_.engine = any(12);
+        parameters_.engine = any(24);
         auto call = alloc_of(handle, any(4) == 0 ? random() : wire::kChannelGroup);
         call.client = client;
         call.parent = device;
         call.status = status;
         if (model.contains({client, handle})) continue;  // no handle is given out twice
         groups_.note(file_, wire::request(wire::kAlloc, sizeof call), &call, result);
-        const bool runs_kernels = parameters_.engine >= 1 && parameters_.engine <= 8;
-        if (call.object_class == wire::kChannelGroup && status == 0 && result == 0 && runs_kernels) {
+        const bool is_known = parameters_.engine >= 1 && parameters_.engine <= 18;
+        if (call.object_class == wire::kChannelGroup && status == 0 && result == 0 && is_known) {
           model[{client, handle}] = device;
         }
       } else {

@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/clock.hpp"
 #include "preempt/time_slices.hpp"
@@ -52,6 +55,29 @@ class TimeSlicesTest : public ::testing::Test {
     } while (std::chrono::steady_clock::now() < end);
   }
 
+  // Of all groups, as the kernel module has them.
+  using Lengths = std::vector<std::uint64_t>;
+  Lengths lengths() {
+    std::array<Group, Groups::kMost> groups;
+    Lengths found;
+    for (const Group& group : std::span(groups).first(slices_.groups().read(groups))) {
+      wire::TimeSlice slice{0};
+      wire::Control call{.client = group.client,
+                         .object = group.handle,
+                         .command = wire::kGetTimeSlice,
+                         .flags = 0,
+                         .parameters = reinterpret_cast<std::uintptr_t>(&slice),
+                         .parameters_size = sizeof slice,
+                         .status = wire::kNoStatus};
+      EXPECT_EQ(kernel_module()(group.file.descriptor, wire::request(wire::kControl, sizeof call), &call), 0);
+      found.push_back(slice.us);
+    }
+    return found;
+  }
+  auto kernel_module() -> int (*)(int, unsigned long, ...) {
+    return reinterpret_cast<int (*)(int, unsigned long, ...)>(dlsym(driver_, "cudasched_simulated_ioctl"));
+  }
+
   void* driver_ = nullptr;
   TimeSlices slices_;
 };
@@ -63,9 +89,9 @@ TEST_F(TimeSlicesTest, AreSetAndSetAgainAfterLibcudasOwn) {
   slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kOn);
   EXPECT_EQ(slices_.us(), 1U);
-  EXPECT_EQ(slices_.calls(), 1U);
+  EXPECT_EQ(slices_.calls(), 2U);  // of kernels and of copies
   keep(1, milliseconds(250));
-  EXPECT_EQ(slices_.calls(), 2U);  // libcuda's own came between
+  EXPECT_EQ(slices_.calls(), 3U);  // libcuda's own came between
   EXPECT_EQ(slices_.state(), State::kOn);
 }
 
@@ -74,11 +100,11 @@ TEST_F(TimeSlicesTest, OfEachContextThatIsThereAndNoneThatIsGone) {
   CUcontext const first = new_context();
   new_context();
   slices_.keep(1, now_ns());
-  EXPECT_EQ(slices_.calls(), 2U);
+  EXPECT_EQ(slices_.calls(), 4U);
   destroy(first);
   new_context();
   slices_.keep(1, now_ns());
-  EXPECT_EQ(slices_.calls(), 3U);
+  EXPECT_EQ(slices_.calls(), 6U);
   EXPECT_EQ(slices_.state(), State::kOn);
 }
 
@@ -89,13 +115,28 @@ TEST_F(TimeSlicesTest, AnotherLengthIsSetAtOnceAndNoneGivesBackLibcudasOwn) {
   slices_.keep(1, now_ns());
   slices_.keep(500, now_ns());
   EXPECT_EQ(slices_.us(), 500U);
-  EXPECT_EQ(slices_.calls(), 2U);
+  EXPECT_EQ(slices_.calls(), 3U);  // that of copies is always the same
+  EXPECT_EQ(lengths(), (Lengths{500, TimeSlices::kCopiesUs}));
   slices_.keep(0, now_ns());
   EXPECT_EQ(slices_.us(), 0U);
   EXPECT_EQ(slices_.state(), State::kUnused);
-  EXPECT_EQ(slices_.calls(), 3U);
+  EXPECT_EQ(slices_.calls(), 5U);
+  EXPECT_EQ(lengths(), (Lengths{2'048, 1'024}));
   slices_.keep(0, now_ns());
-  EXPECT_EQ(slices_.calls(), 3U);
+  EXPECT_EQ(slices_.calls(), 5U);
+}
+
+TEST_F(TimeSlicesTest, ADriverThatRefusesThoseOfCopiesLeavesThoseOfKernels) {
+  begin("copies refused");
+  new_context();
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(slices_.state(), State::kOn);
+  EXPECT_EQ(slices_.why(), "");
+  EXPECT_EQ(slices_.calls(), 2U);
+  keep(1, milliseconds(250));
+  EXPECT_EQ(slices_.state(), State::kOn);
+  EXPECT_EQ(slices_.calls(), 3U);  // of kernels, after libcuda's own
+  EXPECT_EQ(lengths(), (Lengths{1, 1'024}));
 }
 
 TEST_F(TimeSlicesTest, WithoutAContextThatWasSeenNothingIsCalled) {
@@ -150,7 +191,7 @@ TEST_F(TimeSlicesTest, AForkedChildKnowsNothingOfItsParentsContexts) {
   slices_.reset_in_child();
   slices_.keep(1, now_ns() + 1);
   EXPECT_EQ(slices_.state(), State::kUnseen);
-  EXPECT_EQ(slices_.calls(), 1U);
+  EXPECT_EQ(slices_.calls(), 2U);
 }
 
 TEST_F(TimeSlicesTest, ADriverIsWatchedOnceAndALibraryWithoutIoctlNotAtAll) {

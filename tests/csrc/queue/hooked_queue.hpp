@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <fstream>
+#include <string>
 
 #include "fake_driver.hpp"
 #include "fake_engine.hpp"
@@ -214,17 +216,26 @@ class TwoDevices : public HookedQueue {
     FakeDriver::current() = kOtherContext;
     here = site_at(&other_, {1, kOtherContext, false});
   }
+  static bool sleeps(pid_t thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+    std::string said;
+    std::getline(file, said);
+    const std::size_t name_ends = said.rfind(')');
+    return name_ends != std::string::npos && said.compare(name_ends, 3, ") S") == 0;
+  }
   // Calls `what` with the first device's gate closed behind a launch; says whether it waited.
   template <typename Call>
   bool waits_for_the_first_gate(Call&& what) {
     std::atomic<bool> done{false};
+    std::atomic<pid_t> id{0};
     std::thread thread([&] {
+      id = static_cast<pid_t>(syscall(SYS_gettid));
       go_there();
       what();
       done = true;
     });
-    const auto end = std::chrono::steady_clock::now() + 50ms;
-    while (!done && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+    // It waits where it sleeps at each look for a while: one that has no core yet is runnable.
+    for (int looks = 0; !done && looks < 20; looks = sleeps(id) ? looks + 1 : 0) std::this_thread::sleep_for(1ms);
     const bool waited = !done && !queue().empty();
     if (waited) gate_.open();
     thread.join();

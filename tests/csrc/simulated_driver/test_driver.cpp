@@ -506,6 +506,9 @@ TEST_F(DoubleTest, DeviceMemoryIsBoundedAndCounted) {
   CUdeviceptr memory = 0;
   EXPECT_EQ(cuMemAlloc(&memory, total + 1), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(cuMemAlloc(&memory, 0), CUDA_ERROR_INVALID_VALUE);
+  std::size_t pitch = 0;
+  EXPECT_EQ(cuMemAllocPitch(&memory, &pitch, 1 << 20, (std::size_t{1} << 44) + 1, 4), CUDA_ERROR_OUT_OF_MEMORY)
+      << "1 MiB more than 2^64 bytes";
   ASSERT_EQ(cuMemAlloc(&memory, 1 << 20), CUDA_SUCCESS);
   std::size_t free_after = 0;
   ASSERT_EQ(cuMemGetInfo(&free_after, &total), CUDA_SUCCESS);

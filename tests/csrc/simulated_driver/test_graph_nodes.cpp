@@ -235,6 +235,31 @@ TEST_F(GraphNodesTest, WhatALaunchAllocatesMustBeFreedBeforeTheNext) {
   launch(freeing);
 }
 
+TEST_F(GraphNodesTest, ARefusedNodeTakesNothingAlong) {
+  const CUgraph made = graph();
+  const CUgraph child = graph();
+  const CUgraphNode elsewhere = add(graph(), 1);
+  add(child, 2);
+  CUgraphNode node = nullptr;
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = child;
+  params.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  EXPECT_EQ(cuGraphAddNode(&node, made, &elsewhere, nullptr, 1, &params), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphAddNode(&node, made, nullptr, nullptr, 0, &params), CUDA_SUCCESS) << "the graph is still there";
+  params = {};
+  params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  params.conditional.type = CU_GRAPH_COND_TYPE_IF;
+  params.conditional.size = 1;
+  ASSERT_EQ(cuGraphConditionalHandleCreate(&params.conditional.handle, made, context_, 1, CU_GRAPH_COND_ASSIGN_DEFAULT),
+            CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphAddNode(&node, made, &elsewhere, nullptr, 1, &params), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuGraphAddNode(&node, made, nullptr, nullptr, 0, &params), CUDA_SUCCESS) << "the condition is still free";
+  add(params.conditional.phGraph_out[0], 3);
+  launch(instantiate(made));
+  EXPECT_EQ(log(), (Values{2, 3}));
+}
+
 TEST_F(GraphNodesTest, ConditionalNodesForbidClones) {
   const CUgraph made = graph();
   CUgraphConditionalHandle handle = 0;

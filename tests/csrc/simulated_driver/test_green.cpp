@@ -39,8 +39,10 @@ TEST_F(GreenTest, SmsAreSplitInMultiplesOfEight) {
   EXPECT_EQ(rest.sm.smCount, 12U);
   ASSERT_EQ(cuDevSmResourceSplitByCount(nullptr, &groups, &whole, nullptr, 0, 1), CUDA_SUCCESS);
   EXPECT_EQ(groups, 16U);
-  EXPECT_EQ(cuDevSmResourceSplitByCount(parts, &groups, &whole, nullptr, 0, 133),
-            CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  for (const unsigned too_many : {133U, ~0U}) {
+    EXPECT_EQ(cuDevSmResourceSplitByCount(parts, &groups, &whole, nullptr, 0, too_many),
+              CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  }
 }
 
 TEST_F(GreenTest, StreamsRunFromThePrimaryContextAndKnowTheirs) {

@@ -65,6 +65,26 @@ TEST_F(VirtualMemory, ContentGoesWithTheHandle) {
   EXPECT_EQ(cuMemRelease(second), CUDA_SUCCESS);
 }
 
+TEST_F(VirtualMemory, HandlesOfAContextThatEndedHoldNothingOfTheNext) {
+  CUgraph graph = nullptr;
+  CUgraphExec exec = nullptr;
+  ASSERT_EQ(cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphInstantiate(&exec, graph, 0), CUDA_SUCCESS);
+  const auto handle = create(kPage);
+  ASSERT_EQ(cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
+  ASSERT_EQ(cuDevicePrimaryCtxRetain(&context_, 0), CUDA_SUCCESS);
+  std::size_t free_bytes = 0;
+  std::size_t left = 0;
+  std::size_t total = 0;
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(cuMemGetInfo(&free_bytes, &total), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAlloc(&memory, 4 * kPage), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(handle), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemGetInfo(&left, &total), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes - left, 4 * kPage);
+}
+
 TEST_F(VirtualMemory, WorkOnMemoryThatIsUnmappedFails) {
   CUstream const busy = stream();
   const auto handle = create(kPage);

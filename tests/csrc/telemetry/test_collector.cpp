@@ -241,16 +241,44 @@ TEST_F(CollectorTest, PointersAreZeroedAndNamed) {
   EXPECT_EQ(found.pointers, (std::vector<std::uint16_t>{2, 3}));
 }
 
-TEST_F(CollectorTest, WhatFindsNoRoomIsCounted) {
-  CollectOptions chosen = options(Timing::kCupti);
-  chosen.capacity_bytes = 4096;
-  start_collecting(chosen);
-  constexpr std::uint64_t kLaunches = 2000;
-  for (std::uint64_t i = 0; i < kLaunches; ++i) launch();
-  const Collected collected = stop_collecting(true);
-  EXPECT_EQ(collected.rows + collected.lost, kLaunches);
-  EXPECT_GT(collected.rows, 0U);
-  EXPECT_EQ(read(collected.journal).rows.size(), collected.rows);
+int events_made = 0;
+decltype(driver::table().cuEventCreate) make_event = nullptr;
+
+TEST_F(CollectorTest, LaunchesWithoutRoomAreCountedAndLeaveTheirEventsToOthers) {
+  make_event = driver::table().cuEventCreate;
+  driver::table().cuEventCreate = [](CUevent* event, unsigned flags) {
+    ++events_made;
+    return make_event(event, flags);
+  };
+  for (const Timing timing : {Timing::kCupti, Timing::kEvents}) {
+    CollectOptions chosen = options(timing);
+    chosen.capacity_bytes = 4096;
+    start_collecting(chosen);
+    constexpr std::uint64_t kLaunches = 500;
+    for (std::uint64_t i = 0; i < kLaunches; ++i) launch();
+    const Collected collected = stop_collecting(true);
+    EXPECT_EQ(collected.rows + collected.lost, kLaunches);
+    EXPECT_GT(collected.rows, 0U);
+    EXPECT_EQ(read(collected.journal).rows.size(), collected.rows);
+    EXPECT_LT(events_made, static_cast<int>(kLaunches));
+  }
+  driver::table().cuEventCreate = make_event;
+}
+
+TEST_F(CollectorTest, ARefusedLaunchLeavesTheDefaultStreamAlone) {
+  CUstream capturing = nullptr;
+  CUstream launching = nullptr;
+  auto* const make = driver_call<CUresult(CUstream*, unsigned)>(library_, "cuStreamCreate");
+  make(&capturing, CU_STREAM_DEFAULT);
+  make(&launching, CU_STREAM_NON_BLOCKING);
+  start_collecting(options(Timing::kEvents));
+  driver_call<CUresult(CUstream, CUstreamCaptureMode)>(library_, "cuStreamBeginCapture_v2")(
+      capturing, CU_STREAM_CAPTURE_MODE_RELAXED);
+  end_record(begin_record(launching, /*may_time=*/true), nullptr);
+  CUgraph graph = nullptr;
+  EXPECT_EQ(driver_call<CUresult(CUstream, CUgraph*)>(library_, "cuStreamEndCapture")(capturing, &graph), CUDA_SUCCESS)
+      << "work in the default stream ends the captures of streams that wait for it";
+  EXPECT_EQ(stop_collecting(true).rows, 0U);
 }
 
 TEST_F(CollectorTest, ALabelHoldsFromWhenItIsSaid) {

@@ -48,6 +48,18 @@ TEST(Accounts, AStreamsClassGoesBeforeTheThreads) {
   EXPECT_EQ(device.by_class[kBestEffort].bytes, 100u);
 }
 
+TEST(Accounts, ABackwardPassIsOfTheRegionThatItsStreamServesLast) {
+  Device device = begun();
+  device.name_stream(7, kBestEffort);
+  device.limit(3, 120);
+  device.apply(record(Action::kAllocate, 0x10, 100, 7, kBestEffort, 3));
+  device.apply(record(Action::kAllocate, 0x20, 50, 7, 0, kUntold));
+  device.apply(record(Action::kAllocate, 0x30, 5, 8, 0, kUntold));
+  EXPECT_EQ(device.by_region[3].bytes, 150u);
+  EXPECT_EQ(device.over_limit(3), 1u);
+  EXPECT_EQ(device.by_region[0].bytes, 5u);
+}
+
 TEST(Accounts, BeginWithTheSnapshotAndNotWithWhatItHas) {
   Device device;
   device.begin_with(0x10, 100, 0);

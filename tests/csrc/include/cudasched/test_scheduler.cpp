@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -272,6 +273,42 @@ TEST_F(SchedulerTest, OptionsWithoutMeaningAreRefusedByName) {
   refused({.priority = 1}, "process_class");
   EXPECT_THROW(scheduler.configure("no_such_setting", "1"), ConfigError);
   EXPECT_THROW(scheduler.configure("policy", "fast"), ConfigError);
+  // Were taken for strict, for warning and, as far as the zero, for their names.
+  refused({.policy = static_cast<Policy>(9)}, "POLICY=9");
+  refused({.log_level = static_cast<LogLevel>(9)}, "log=9");
+  using namespace std::string_literals;
+  EXPECT_THROW(scheduler.configure("policy", "strict\0er"s), ConfigError);
+  EXPECT_THROW(Region(Class::kNormal, 0ms, 0, "search\0er"s), ConfigError);
+}
+
+TEST(SchedulerVersionTest, ALibraryOfAnotherMinorVersionIsRefused) {
+  EXPECT_NO_THROW(detail::check_version(cudasched_version()));
+  EXPECT_NO_THROW(detail::check_version(CUDASCHED_API ".99"));
+  for (const char* const other : {"0.2.0", "0.11.0", "1.1.0", "0.1"}) {
+    EXPECT_THAT([&] { detail::check_version(other); }, ThrowsMessage<HookError>(HasSubstr(other))) << other;
+  }
+}
+
+TEST(TimesTest, AShareIsTakenWithin0And1) {
+  Times times;
+  times.buckets[1] = 10;  // 1,024 to 1,279 ns
+  EXPECT_EQ(times.quantile(-1), 1024ns);
+  EXPECT_EQ(times.quantile(99), times.quantile(1));
+  EXPECT_EQ(times.quantile(1), 1280ns);
+}
+
+TEST_F(SchedulerTest, ADirectoryThatHasNoRoomIsNotCutOff) {
+  std::array<char, 4> path{};
+  EXPECT_EQ(cudasched_run_directory(path.data(), path.size()), CUDASCHED_CONFIG_ERROR);
+  EXPECT_THAT(cudasched_last_error(), HasSubstr("room for 4"));
+}
+
+TEST_F(SchedulerTest, ADeadlineBeforeTheClocksBeginningIsRefused) {
+  // The time until it overflowed.
+  std::uint64_t token = 0;
+  EXPECT_EQ(cudasched_region_enter_until(CUDASCHED_LATENCY, 0, std::numeric_limits<std::int64_t>::min(), &token),
+            CUDASCHED_CONFIG_ERROR);
+  EXPECT_THAT(cudasched_last_error(), HasSubstr("CLOCK_MONOTONIC"));
 }
 
 TEST_F(SchedulerTest, EveryOptionIsTaken) {

@@ -17,14 +17,14 @@ constexpr auto kBestEffort = Class::kBestEffort;
 // As a call that allocates does.
 bool allocate(Holdings& holdings, std::uint64_t address, std::uint64_t bytes, Class client_class = kNormal,
               int device = 0, const void* context = nullptr) {
-  if (!holdings.reserve(device, client_class, bytes)) return false;
+  if (!holdings.reserve(device, bytes)) return false;
   holdings.hold(address, {bytes, device, client_class, context});
   return true;
 }
 
 void free(Holdings& holdings, std::uint64_t address) {
   const Holdings::Held held = holdings.forget(address);
-  if (held.device >= 0) holdings.give_up(held.device, held.client_class, held.bytes);
+  if (held.device >= 0) holdings.is_gone(held);
 }
 
 TEST(Holdings, CountByDeviceAndClass) {
@@ -33,8 +33,8 @@ TEST(Holdings, CountByDeviceAndClass) {
   EXPECT_TRUE(allocate(holdings, 2, 50, kBestEffort));
   EXPECT_TRUE(allocate(holdings, 3, 7, kBestEffort, 1));
   EXPECT_EQ(holdings.held(0), 150u);
-  EXPECT_EQ(holdings.held(0, kLatency), 100u);
-  EXPECT_EQ(holdings.held(1, kBestEffort), 7u);
+  EXPECT_EQ(holdings.there(0, kLatency), 100u);
+  EXPECT_EQ(holdings.there(1, kBestEffort), 7u);
   free(holdings, 1);
   free(holdings, 1);  // a second time, which the driver refuses
   free(holdings, 99);
@@ -59,12 +59,32 @@ TEST(Holdings, RefuseWhatWouldPassTheLimit) {
 
 TEST(Holdings, RefuseUnderALimitWhatHasNoRoom) {
   Holdings holdings;
-  EXPECT_TRUE(holdings.reserve(0, kNormal, 60, 10));  // without a limit the driver decides alone
+  EXPECT_TRUE(holdings.reserve(0, 60, 10));  // without a limit the driver decides alone
   holdings.set_limit(1000);
-  EXPECT_FALSE(holdings.reserve(0, kNormal, 60, 59));
-  EXPECT_TRUE(holdings.reserve(0, kNormal, 60, 60));
+  EXPECT_FALSE(holdings.reserve(0, 60, 59));
+  EXPECT_TRUE(holdings.reserve(0, 60, 60));
   EXPECT_EQ(holdings.held(0), 120u);
   EXPECT_EQ(holdings.refused(), 1u);
+}
+
+// As programs that try less and less until the driver has so much.
+TEST(Holdings, APeakIsOfMemoryThatWasThere) {
+  Holdings holdings;
+  EXPECT_TRUE(holdings.reserve(0, 1000));
+  EXPECT_TRUE(allocate(holdings, 1, 10));  // another thread's meanwhile
+  EXPECT_EQ(holdings.held(0), 1010u);
+  EXPECT_EQ(holdings.there(0), 10u);
+  EXPECT_EQ(holdings.there(0, kNormal), 10u);
+  holdings.give_up(0, 1000);  // the driver refuses
+  EXPECT_EQ(holdings.peak(0), 10u);
+  holdings.put_back(1, holdings.forget(1));  // and this free
+  EXPECT_EQ(holdings.there(0), 10u);
+  holdings.hold_pool(7, 0, kNormal, 30);
+  holdings.hold_pool(7, 0, kNormal, 5);
+  free(holdings, 1);
+  EXPECT_EQ(holdings.there(0), 5u);
+  EXPECT_EQ(holdings.held(0), 5u);
+  EXPECT_EQ(holdings.peak(0), 40u);
 }
 
 TEST(Holdings, ThreadsCannotPassTheLimitTogether) {
@@ -87,7 +107,7 @@ TEST(Holdings, ThreadsCannotPassTheLimitTogether) {
 TEST(Holdings, PhysicalMemoryCountsUntilItIsReleasedAndMappedNowhere) {
   Holdings holdings;
   const auto create = [&](std::uint64_t handle, std::uint64_t bytes) {
-    EXPECT_TRUE(holdings.reserve(0, kNormal, bytes));
+    EXPECT_TRUE(holdings.reserve(0, bytes));
     holdings.hold_physical(handle, {bytes, 0, kNormal, nullptr});
   };
   const auto release = [&](std::uint64_t handle) {
@@ -116,7 +136,7 @@ TEST(Holdings, PhysicalMemoryCountsUntilItIsReleasedAndMappedNowhere) {
 
 TEST(Holdings, WhatTheDriverRefusesChangesNothing) {
   Holdings holdings;
-  EXPECT_TRUE(holdings.reserve(0, kNormal, 20));
+  EXPECT_TRUE(holdings.reserve(0, 20));
   holdings.hold_physical(7, {20, 0, kNormal, nullptr});
   const auto refused_release = [&] { holdings.put_back(holdings.release_physical(7)); };
   const auto refused_unmap = [&] { holdings.put_back(holdings.unmap_physical(0x1000, 20)); };
@@ -138,7 +158,7 @@ TEST(Holdings, APoolCountsWithWhatItHasNow) {
   Holdings holdings;
   holdings.hold_pool(1, 0, kBestEffort, 64);
   holdings.hold_pool(1, 0, kLatency, 100);  // it stays of the class that came first
-  EXPECT_EQ(holdings.held(0, kBestEffort), 100u);
+  EXPECT_EQ(holdings.there(0, kBestEffort), 100u);
   holdings.hold_pool(1, 0, kBestEffort, 30);
   EXPECT_EQ(holdings.held(0), 30u);
   EXPECT_EQ(holdings.device_of_pool(1), 0);
@@ -201,7 +221,7 @@ TEST(Holdings, AgreeWithASumOverWhatIsThere) {
       std::uint64_t all = 0;
       for (int i = 0; i < kClassCount; ++i) {
         const std::uint64_t sum = sums[static_cast<std::size_t>(device)][static_cast<std::size_t>(i)];
-        ASSERT_EQ(holdings.held(device, static_cast<Class>(i)), sum);
+        ASSERT_EQ(holdings.there(device, static_cast<Class>(i)), sum);
         all += sum;
       }
       ASSERT_EQ(holdings.held(device), all);

@@ -1,10 +1,14 @@
 // The door of memory, over the simulated driver: what is counted, where, and what a limit does.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <thread>
 
+#include "hook/intercept.hpp"
 #include "runtime/hooked_driver.hpp"
 #include "runtime/memory/memory.hpp"
 #include "runtime/memory/memory_calls.hpp"
@@ -156,6 +160,100 @@ TEST(MemoryDoor, ALimitRefusesEveryKindOfAllocation) {
   EXPECT_EQ(free_memory(other), CUDA_SUCCESS);
   runtime::memory().refresh_pools(0);
   EXPECT_EQ(held(), before);
+}
+
+// Each one's memory is in the pool's size before the other's reservation is given up.
+TEST(MemoryDoor, ThreadsThatAllocateFromAPoolAtOnceHaveTheLimitsRoom) {
+  const Program program;
+  const Limit limit(std::to_string(held() + 10 * kMiB));
+  static std::atomic<int> asked;
+  static std::atomic<int> made;
+  static std::atomic<bool> first_returned;
+  static const auto real = driver::table().cuMemAllocAsync.legacy;
+  const test::Replaced at_once(
+      driver::driver_table.cuMemAllocAsync.legacy, +[](CUdeviceptr* pointer, std::size_t bytes, CUstream stream) {
+        const bool is_first = bytes == 4 * kMiB;
+        ++asked;
+        EXPECT_TRUE(test::eventually([] { return asked == 2; }));
+        const CUresult status = real(pointer, bytes, stream);
+        ++made;
+        EXPECT_TRUE(test::eventually([&] { return is_first ? made == 2 : first_returned.load(); }));
+        return status;
+      });
+  const auto allocate_async = [&](std::size_t bytes) {
+    CUdeviceptr pointer = 0;
+    program.use_on_this_thread();
+    const CUresult status = call<decltype(cuMemAllocAsync)>("cuMemAllocAsync")(&pointer, bytes, program.stream());
+    EXPECT_EQ(status, CUDA_SUCCESS) << bytes;
+    return pointer;
+  };
+  CUdeviceptr second = 0;
+  std::thread other([&] { second = allocate_async(5 * kMiB); });
+  const CUdeviceptr first = allocate_async(4 * kMiB);
+  first_returned = true;
+  other.join();
+  EXPECT_EQ(free_memory(first), CUDA_SUCCESS);
+  EXPECT_EQ(free_memory(second), CUDA_SUCCESS);
+}
+
+TEST(MemoryDoor, APoolOfTheHostsMemoryIsNotTheGpus) {
+  const Program program;
+  const std::uint64_t before = held();
+  const test::Replaced creates(
+      driver::driver_table.cuMemPoolCreate, +[](CUmemoryPool* pool, const CUmemPoolProps*) {
+        *pool = reinterpret_cast<CUmemoryPool>(0x1234);
+        return CUDA_SUCCESS;
+      });
+  const test::Replaced has(
+      driver::driver_table.cuMemPoolGetAttribute, +[](CUmemoryPool, CUmemPool_attribute, void* bytes) {
+        *static_cast<cuuint64_t*>(bytes) = 4 * kMiB;
+        return CUDA_SUCCESS;
+      });
+  const test::Replaced allocates(
+      driver::driver_table.cuMemAllocFromPoolAsync.legacy,
+      +[](CUdeviceptr* pointer, std::size_t, CUmemoryPool, CUstream) {
+        *pointer = 0x7000'0000;
+        return CUDA_SUCCESS;
+      });
+  CUmemPoolProps properties{};
+  properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
+  CUmemoryPool pool = nullptr;
+  const auto points = hook::taken_over();  // the simulated driver has no such function
+  const auto create = std::ranges::find(points, std::string_view("cuMemPoolCreate"), &hook::TakenOver::symbol);
+  ASSERT_NE(create, points.end());
+  ASSERT_EQ(reinterpret_cast<decltype(&cuMemPoolCreate)>(create->legacy)(&pool, &properties), CUDA_SUCCESS);
+  const auto allocate_of_it = [&] {
+    CUdeviceptr pointer = 0;
+    return call<decltype(cuMemAllocFromPoolAsync)>("cuMemAllocFromPoolAsync")(&pointer, 4 * kMiB, pool,
+                                                                              program.stream());
+  };
+  EXPECT_EQ(allocate_of_it(), CUDA_SUCCESS);
+  EXPECT_EQ(held(), before);
+  const Limit limit(std::to_string(before + 2 * kMiB));
+  EXPECT_EQ(allocate_of_it(), CUDA_SUCCESS);
+  runtime::memory().holdings.forget_pool(0x1234);
+}
+
+// As another process may do while the allocation waits for memory.
+TEST(MemoryDoor, ALimitThatChangesInAnAllocationChangesNoAccount) {
+  const Program program;
+  const std::uint64_t before = held();
+  static const char* next = nullptr;
+  static const auto real = driver::table().cuMemAllocAsync.legacy;
+  const test::Replaced changes(
+      driver::driver_table.cuMemAllocAsync.legacy, +[](CUdeviceptr* pointer, std::size_t bytes, CUstream stream) {
+        Limit::set(next);
+        return real(pointer, bytes, stream);
+      });
+  for (const char* const to : {"1GiB", "none"}) {
+    next = to;
+    CUdeviceptr pointer = 0;
+    EXPECT_EQ((call<decltype(cuMemAllocAsync)>("cuMemAllocAsync")(&pointer, 4 * kMiB, program.stream())), CUDA_SUCCESS);
+    EXPECT_EQ(held(), before + 4 * kMiB) << to;
+    EXPECT_EQ(free_memory(pointer), CUDA_SUCCESS);
+    runtime::memory().refresh_pools(0);
+    EXPECT_EQ(held(), before) << to;
+  }
 }
 
 TEST(MemoryDoor, UnderALimitTheGpuIsAsLargeAsThat) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,6 +27,7 @@
 namespace cudasched {
 namespace {
 
+using namespace std::chrono_literals;
 using test::allocate;
 using test::call;
 using test::free_memory;
@@ -149,6 +153,7 @@ TEST_F(PageableTest, WhileAStreamCapturesAllocationsArePlainAndFreesGoLater) {
   EXPECT_EQ(free_bytes(), free_before - 4 * kMiB) << "the capture is not disturbed";
   CUgraph graph = nullptr;
   ASSERT_EQ((call<CUresult(CUstream, CUgraph*)>("cuStreamEndCapture")(program_.stream(), &graph)), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes(), free_before) << "its end is the time for them";
   CUdeviceptr next = 0;
   ASSERT_EQ(allocate(next, 2 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(free_memory(next), CUDA_SUCCESS);
@@ -215,6 +220,41 @@ TEST_F(PageableTest, GoesWithTheContext) {
   EXPECT_GE(free_bytes(), free_before);
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
   EXPECT_FALSE(is_ours(block));
+}
+
+// The first thread has seen its free when the second one carries it out, too, and gets the same address again.
+TEST_F(PageableTest, ABlockIsNotTakenForTheOneThatWasThereBefore) {
+  CUdeviceptr first = 0;
+  CUdeviceptr second = 0;
+  ASSERT_EQ(allocate(first, 8 * kMiB), CUDA_SUCCESS);
+  ASSERT_EQ(allocate(second, 4 * kMiB), CUDA_SUCCESS);
+  static CUdeviceptr made;
+  static CUdeviceptr other_block;
+  static std::atomic<bool> is_first{true};
+  static std::atomic<bool> allocated{false};
+  static std::thread other;
+  static Program* program;
+  static const auto real = driver::table().cuCtxSynchronize;
+  program = &program_;
+  other_block = second;
+  {
+    const test::Replaced between(
+        driver::driver_table.cuCtxSynchronize, +[] {
+          if (!is_first.exchange(false)) return real();
+          other = std::thread([] {
+            program->use_on_this_thread();
+            EXPECT_EQ(free_memory(other_block), CUDA_SUCCESS);
+            EXPECT_EQ(allocate(made, 8 * kMiB), CUDA_SUCCESS);
+            allocated = true;
+          });
+          for (int looks = 0; looks < 300 && !allocated; ++looks) std::this_thread::sleep_for(1ms);  // or it waits
+          return real();
+        });
+    EXPECT_EQ(free_memory(first), CUDA_SUCCESS);
+    other.join();
+  }
+  EXPECT_TRUE(is_ours(made));
+  EXPECT_EQ(free_memory(made), CUDA_SUCCESS);
 }
 
 // Copies and fills over the seams of chunks, and blocks that share pages: each block keeps its own bytes.

@@ -371,6 +371,25 @@ TEST_F(ParkingTest, AFreeMeanwhileTakesEffectLater) {
   EXPECT_EQ(free_bytes(), free_before);
 }
 
+// The launcher submits these only when the memory is back.
+TEST_F(ParkingTest, AFreeOnAStreamMeanwhileIsBehindTheLaunchesInTheRing) {
+  CUdeviceptr block = 0;
+  const std::size_t free_before = free_bytes();
+  ASSERT_EQ(allocate(block, 8 * kMiB), CUDA_SUCCESS);
+  fill(block, 0, 8 * kMiB);
+  ASSERT_EQ(count_in(block), CUDA_SUCCESS);
+  program_.synchronize();
+  ASSERT_TRUE(park(8 * kMiB));
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(count_in(block), CUDA_SUCCESS);
+  EXPECT_EQ((call<CUresult(CUdeviceptr, CUstream)>("cuMemFreeAsync")(block, program_.stream())), CUDA_SUCCESS);
+  ASSERT_TRUE(unpark());
+  EXPECT_EQ(program_.synchronize(), CUDA_SUCCESS);
+  CUdeviceptr last = 0;  // its free carries out the one that came while memory was away
+  ASSERT_EQ(allocate(last, 2 * kMiB), CUDA_SUCCESS);
+  EXPECT_EQ(free_memory(last), CUDA_SUCCESS);
+  EXPECT_EQ(free_bytes(), free_before);
+}
+
 TEST_F(ParkingTest, AProcessEndsWhileItsMemoryIsAway) {
   CUdeviceptr block = 0;
   ASSERT_EQ(allocate(block, 4 * kMiB), CUDA_SUCCESS);
