@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-__all__ = ["InputError", "carry_out"]
+__all__ = ["InputError", "carry_out", "report_of"]
 
 
 class InputError(ValueError):
     """A recording or a model that nothing can be made of; says why."""
+
+
+def report_of(model: Path) -> dict[str, Any]:
+    """What training.train wrote of a model. Raises InputError where it is damaged."""
+    try:
+        found: dict[str, Any] = json.loads((model / "report.json").read_text())
+    except ValueError:
+        raise InputError(f"{model / 'report.json'} is damaged: train the model again") from None
+    return found
 
 
 def carry_out(work: Callable[[], object], undone: str) -> int:

@@ -46,7 +46,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from training.baselines import BASELINES
-from training.command import InputError, carry_out
+from training.command import InputError, carry_out, report_of
 from training.data import Codes, Floats, Launches, Mask, demangle, launches_of, name_family_of, split, table_of
 from training.measures import BINS, Errors, bins_of, errors_of, share_interval
 from training.production import COVERAGE, events_of, recorded_events_of, replay, replay_parts
@@ -536,7 +536,7 @@ def evaluate(
     """Evaluates, prints, plots; returns rows for the results file, and the promised figures."""
     from cudasched.predictor._recording import feature_names
 
-    report = json.loads((model / "report.json").read_text())
+    report = report_of(model)
     table = table_of(data)
     launches = launches_of(table)
     tested = hold_out(table, launches, feature_names(), Recipe(**report["recipe"]), threads, baselines)

@@ -9,7 +9,6 @@ The file is what `cudasched.predictor.load` and the scheduler read; XGBoost is n
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import xgboost
 from numpy.typing import NDArray
 
-from training.command import InputError, carry_out
+from training.command import InputError, carry_out, report_of
 from training.data import Launches, load
 from training.train import MAX_DEPTH, TREES, percentage_errors, predict
 
@@ -143,9 +142,12 @@ def export(model: Path, data: Path, out: Path) -> None:
     from cudasched.predictor import Model
     from cudasched.predictor._recording import feature_names
 
-    report = json.loads((model / "report.json").read_text())
+    report = report_of(model)
     booster = xgboost.Booster()
-    booster.load_model(model / "model.ubj")
+    try:
+        booster.load_model(model / "model.ubj")
+    except ValueError:  # XGBoost's own
+        raise InputError(f"{model / 'model.ubj'} is damaged: train the model again") from None
     launches = load(data)
     mdape = check(booster, launches, feature_names())
     shipped = Model.from_xgboost(booster, replay=rows_to_replay(launches))

@@ -132,21 +132,19 @@ def child(options: argparse.Namespace) -> None:
 def environment(journals: Path) -> dict[str, str]:
     """Of a process whose launches are recorded into `journals`, as `cudasched collect --timing both` makes it."""
     from cudasched import _preload, hook
-    from cudasched.cli.coverage import find_cupti
+    from cudasched.cli.coverage import cupti_of
     from cudasched.cli.run import configure
 
     configure()
     hook.load_core().find_driver()
-    made = {
+    return {
         **os.environ,
         **{name: value for name, value in ENVIRONMENT.items() if name not in os.environ},
         "CUDASCHED_COLLECT_DIR": str(journals.absolute()),
         "CUDASCHED_COLLECT_TIMING": "both",
         **_preload.added(hook.locate(), os.environ),
+        **cupti_of(os.environ, Path(sys.executable)),
     }
-    if cupti := made.get("CUDASCHED_CUPTI") or find_cupti(Path(sys.executable)):
-        made["CUDASCHED_CUPTI"] = cupti
-    return made
 
 
 def record(name: str, scratch: Path, options: argparse.Namespace) -> Path:
@@ -333,6 +331,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.unpack:
         return carry_out(lambda: unpack(options.unpack, options.out), "not unpacked")
+    return carry_out(lambda: record_all(options), "not recorded")
+
+
+def record_all(options: argparse.Namespace) -> None:
+    """Records the programs that are not there yet.
+
+    Raises:
+        InputError: Some have no launches.
+        Error: There is no driver.
+    """
     options.out.mkdir(parents=True, exist_ok=True)
     names = [name for name in options.programs.split(",") if name]
     recorded = 0
@@ -351,7 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             waiting.append((name, packing.submit(pack, journals, options.out / f"{name}.tar.xz")))
         for name, packed in waiting:
             print(f"{name}.tar.xz: {packed.result() / 2**20:.1f} MiB")
-    return 0 if recorded == len(names) else 1
+    if recorded < len(names):
+        raise InputError(f"{len(names) - recorded} of {len(names)} programs have no launches")
 
 
 if __name__ == "__main__":

@@ -253,7 +253,8 @@ def run_child(options: argparse.Namespace, name: str, arguments: list[str], seco
             process.kill()
             process.wait()
             code = -9
-    print(f"{name}: {'done' if code == 0 else f'ended with {code}'} in {time.monotonic() - began:.1f} s", flush=True)
+    end = "done" if code == 0 else f"ended with {code} (see {options.out / name}.log)"
+    print(f"{name}: {end} in {time.monotonic() - began:.1f} s", flush=True)
     return code == 0
 
 

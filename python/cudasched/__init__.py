@@ -40,7 +40,7 @@ from cudasched.errors import (
 from cudasched.status import Client, Device, State, note_not_installed, state, status
 
 if TYPE_CHECKING:
-    from cudasched import inference, kernels, memory, observe, predictor, simulate, torch
+    from cudasched import control, graphs, inference, kernels, memory, mps, observe, predictor, simulate, torch
     from cudasched.advise import _Callable as _Advise
     from cudasched.collect import _Collect
     from cudasched.observe import metrics
@@ -55,9 +55,12 @@ if TYPE_CHECKING:
 _LOADED_WHEN_USED = (
     "advise",
     "collect",
+    "control",
+    "graphs",
     "inference",
     "kernels",
     "memory",
+    "mps",
     "observe",
     "predictor",
     "simulate",
@@ -83,14 +86,17 @@ __all__ = [
     "bind_stream",
     "collect",
     "config",
+    "control",
     "expect",
     "get_cmake_dir",
     "get_include",
+    "graphs",
     "inference",
     "install",
     "kernels",
     "memory",
     "metrics",
+    "mps",
     "observe",
     "predictor",
     "region",
@@ -175,7 +181,7 @@ def _activate(as_program: bool = False) -> None:
                 warnings.warn(_text.one_line(str(error)), HookWarning, stacklevel=3)
             return
         install()
-    except (HookError, OSError) as error:
+    except (Error, OSError) as error:
         log.configure()
         note_not_installed(str(error))
         place = "interpreter" if "sub-interpreter" in str(error) else "process"

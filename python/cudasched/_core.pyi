@@ -106,11 +106,11 @@ def state() -> State:
 def set_process_class(name: str, priority: int, slo_ms: float) -> None:
     """The class of launches that no region and no stream decides. slo_ms 0: none. Raises ConfigError."""
 
-def region_enter(name: str, priority: int, slo_ms: float) -> int:
-    """Opens a region on the calling thread; the token closes it. Raises ConfigError, Error (nested too deep)."""
+def region_enter(name: str, priority: int, slo_ms: float, counted_as: str) -> int:
+    """Opens a region on the calling thread; the token closes it. Raises ConfigError, Error (nested too deep).
 
-def region_enter_named(client_class: str, priority: int, slo_ms: float, name: str) -> int:
-    """The same with a name, under which its requests are counted. Raises ConfigError."""
+    Its requests are counted under the last argument.
+    """
 
 def region_enter_until(name: str, priority: int, deadline_ns: int) -> int:
     """The same for a step of a request, with the deadline of all its steps, as time.monotonic_ns() counts. 0: none."""

@@ -115,6 +115,16 @@ class Output:
         except OSError:
             return False
 
+    def refuse(self, path: str | os.PathLike[str], why: str) -> None:
+        """Refuses an output that is the file of the path, by whatever name.
+
+        Raises:
+            ConfigError: It is; says why.
+        """
+        with contextlib.suppress(OSError):
+            if _follow(Path(path)) == self._target:
+                raise self._refused(why)
+
     @contextlib.contextmanager
     def replacing(self) -> Iterator[Path]:
         """A file to be written, with the suffix of the output; when the block ends, it takes the output's place.

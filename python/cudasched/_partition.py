@@ -58,7 +58,7 @@ def enter(fraction: float) -> Callable[[], None] | None:
     global _warned
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not hook.installed() or not cuda.is_available():
+    if cuda is None or not hook.installed() or cuda._is_in_bad_fork() or not cuda.is_available():
         return None
     before = cuda.current_stream()
     submitted = before.record_event()  # which also makes the device's context current to this thread

@@ -111,6 +111,8 @@ class region:  # noqa: N801  used like a function
         self._name = _checked_name(name)
         self._sm_fraction = None if sm_fraction is None else _partition.check_fraction(config.client_class, sm_fraction)
         self._stream = stream if stream == "own" else _check_stream(stream, sm_fraction)
+        if sm_fraction is not None:
+            self._stream = "inherit"  # from the part
         self._memory_limit = 0 if memory_limit is None else _checked_limit(memory_limit, name)
         self._class = config.client_class
         self._priority = config.priority
@@ -177,6 +179,8 @@ class region:  # noqa: N801  used like a function
                         item = await _Awaited(self._steps(step(value), deadline_ns))
                     except StopAsyncIteration:
                         return
+                    finally:
+                        value = None
                     try:
                         step, value = items.asend, (yield item)
                     except GeneratorExit:
@@ -200,6 +204,9 @@ class region:  # noqa: N801  used like a function
                     entry.enter()
                     entry.follow(None)
                     result = function(*args, **kwargs)
+                except BaseException as error:
+                    _note_memory(error)
+                    raise
                 finally:
                     entry.leave()
                 resume = _RESUMED.get(type(result))
@@ -223,6 +230,10 @@ class region:  # noqa: N801  used like a function
                 yielded = step(value)
             except StopIteration as stop:
                 return stop.value
+            except BaseException as error:
+                _note_memory(error)
+                body = step = value = None  # its traceback has this frame, which would keep it, and so its tensors
+                raise
             finally:
                 entry.leave()
             try:
@@ -266,8 +277,7 @@ class _Entry:
             _look_at_switch_interval()
         if mine._sm_fraction is not None:
             self.leave_part = _partition.enter(mine._sm_fraction)
-            self.begin()
-        elif "torch" not in sys.modules:
+        if "torch" not in sys.modules:
             self.begin()
         else:
             torch_side = _torch_regions or _torch_side()
@@ -293,11 +303,9 @@ class _Entry:
             return
         mine, deadline_ns = self.region, self.deadline_ns
         call: Callable[..., int] = core.region_enter
-        last: tuple[object, ...] = (mine._slo_ms,)
+        last: tuple[object, ...] = (mine._slo_ms, mine._name)
         if deadline_ns is not None:
             call, last = core.region_enter_until, (deadline_ns,)
-        elif mine._name:
-            call, last = core.region_enter_named, (mine._slo_ms, mine._name)
         try:
             # One step for signal handlers, whose exceptions would lose the result: no bytecode lies between.
             self.tokens.extend(itertools.starmap(call, [(mine._class, mine._priority, *last)]))
@@ -385,7 +393,12 @@ def _end(begun: list[_Entry | str], mine: region, *exception: object) -> None:
         _refuse(entry, error)
         return
     entry.leave()
-    if error is not None and type(error).__name__ == "OutOfMemoryError":
+    _note_memory(error)
+
+
+def _note_memory(error: object) -> None:
+    """Names the holders of the GPUs' memory, where an error that leaves a region is for want of it."""
+    if type(error).__name__ == "OutOfMemoryError":
         _torch_side().note_holders(error)
 
 
@@ -677,6 +690,10 @@ def unbind_stream(stream: object) -> None:
         core.unbind_stream(handle)
 
 
+_mps_class: str | None = None
+"""Whose MPS priority `set_class` has put into the environment."""
+
+
 def set_class(client_class: str, *, slo_ms: float | None = None, priority: int = 0) -> None:
     """Sets the class of this process's launches that no region and no stream decides.
 
@@ -691,7 +708,7 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
     Raises:
         ConfigError: An argument has no meaning.
     """
-    global _best_effort_thread
+    global _best_effort_thread, _mps_class
     config = check_region(client_class, priority, slo_ms)
     if not hook.installed():
         return
@@ -699,5 +716,8 @@ def set_class(client_class: str, *, slo_ms: float | None = None, priority: int =
         _best_effort_thread = -1
     from cudasched import mps
 
-    os.environ.update(mps.priority(os.environ, config.client_class))
+    before = {"CUDASCHED_CLASS": _mps_class} if _mps_class else {}
+    if variables := mps.priority({**os.environ, **before}, config.client_class):
+        os.environ.update(variables)
+        _mps_class = config.client_class
     hook.load_core().set_process_class(config.client_class, config.priority, config.slo_ms or 0.0)

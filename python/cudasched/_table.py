@@ -28,7 +28,7 @@ class Column(NamedTuple):
         cells: One a row.
         importance: The least important columns go first where there is no room; 0: the column never goes.
         is_number: To the right.
-        may_shorten: Cells may lose their middles, to `_LEAST_NAME` characters: names, where there are others.
+        may_shorten: Cells may lose their middles, to a width of `_LEAST_NAME`: names, where there are others.
         style: Of its cells, as rich names styles.
     """
 
@@ -53,12 +53,17 @@ def _columns_are_set() -> bool:
     return os.environ.get("COLUMNS", "").isdigit()
 
 
-def shortened(text: str, characters: int) -> str:
-    """The text without the middle."""
-    if len(text) <= characters:
+def shortened(text: str, width: int) -> str:
+    """The text without the middle, at most so wide: some characters take two columns of a terminal."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= width:
         return text
-    head = (characters - 3) // 2
-    return text[:head] + "..." + text[len(text) - (characters - 3 - head) :]
+    room = width - 3
+    head = max(end for end in range(room // 2 + 1) if cell_len(text[:end]) <= room // 2)
+    room -= cell_len(text[:head])
+    tail = min(begin for begin in range(max(len(text) - room, 0), len(text) + 1) if cell_len(text[begin:]) <= room)
+    return text[:head] + "..." + text[tail:]
 
 
 def _width(column: Column) -> int:
@@ -93,8 +98,8 @@ def fitted(columns: Sequence[Column], width: int, *, title: str = "") -> Table:
         if column.may_shorten:
             full = _width(column)
             least = _LEAST_NAME if room >= 0 else min(full, _LEAST_NAME)
-            characters = min(full, max(least + room, _SHORTEST_NAME))
-            chosen[place] = column._replace(cells=[shortened(cell, characters) for cell in column.cells])
+            most = min(full, max(least + room, _SHORTEST_NAME))
+            chosen[place] = column._replace(cells=[shortened(cell, most) for cell in column.cells])
         # Where there is no room at all the terminal cuts the last column; rich would cut a bit of each number.
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=True, min_width=_width(chosen[place]))

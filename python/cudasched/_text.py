@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["closest", "counted", "one_line", "printable", "shown"]
+__all__ = ["closest", "counted", "duration", "one_line", "printable", "shown"]
 
 _LONGEST = 80
 
@@ -31,6 +31,16 @@ def _written(character: str) -> str:
 def counted(number: int, one: str, several: str) -> str:
     """A number and its noun: "1 process", "3,000 processes"."""
     return f"{number:,} {one if number == 1 else several}"
+
+
+def duration(time_ns: float | None) -> str:
+    """A time with its unit: "1.24 ms", "850 us"; "-" where there is none."""
+    if time_ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if time_ns >= size:
+            return f"{time_ns / size:.3g} {unit}" if time_ns < 1000 * size else f"{time_ns / size:.0f} {unit}"
+    return f"{time_ns:.0f} ns"
 
 
 def one_line(text: str) -> str:

@@ -154,7 +154,9 @@ def parse(field: str, value: object, text: bool) -> Any:
         ValueError: The setting takes no such value; the message says which values it takes.
         HookError: The engine cannot be loaded into this process.
     """
-    name, kind, words, *_ = settings()[field]
+    name, kind, words, default, *_ = settings()[field]
+    if kind == "number" and default is None and value == "none" and not text:
+        return None
     if kind in ("text", "path"):
         if not isinstance(value, str) or not value or "\0" in value:
             raise ValueError("must be text, and not empty")
@@ -234,7 +236,9 @@ class Resolved:
         shipped = ("model",) if _MODELS.is_dir() and not (trained and os.path.isdir(trained)) else ()
         values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
         return {
-            VARIABLES[field]: str(int(value) if isinstance(value, bool) else value) for field, value in values.items()
+            VARIABLES[field]: str(int(value) if isinstance(value, bool) else value)
+            for field, value in values.items()
+            if value is not None
         }
 
 
@@ -451,7 +455,7 @@ def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) ->
     """Settings that were made and change nothing, because of another one."""
 
     def have(field: str, other: str, wanted: Collection[object], why: str) -> Iterable[str]:
-        if field in values and values.get(other, getattr(Config, other)) not in wanted:
+        if values.get(field) is not None and values.get(other, getattr(Config, other)) not in wanted:
             yield f"{origins[field]}: {field} = {shown(values[field])} has no effect: {why}"
 
     yield from have("slo_ms", "client_class", ["latency"], "only class latency has a latency target")
@@ -460,6 +464,10 @@ def _without_effect(values: Mapping[str, object], origins: Mapping[str, str]) ->
         "host_bound_inflation", "policy", ["harvest", "slack"], "only policies harvest and slack have such a bound"
     )
     yield from have("margin_us", "policy", ["slack"], "only policy slack has a margin")
+    if values.get("park"):
+        yield from have("park", "pageable", [True], "only memory of pageable = true moves")
+    if values.get("memory_turn_ms"):
+        yield from have("memory_turn_ms", "park", range(1, 2**63), "memory moves to the host memory of park alone")
 
 
 def _misspelt(environment: Mapping[str, str]) -> Iterable[str]:

@@ -38,10 +38,7 @@ from cudasched.observe._metrics import clients as read_clients
 if TYPE_CHECKING:
     from cudasched.observe.trace._timeline import Summary
 
-__all__ = ["CHANGEABLE", "Client", "ControlError", "change", "client_of", "clients", "trace"]
-
-CHANGEABLE = ("client_class", "priority", "weight", "policy", "memory_limit", "parked")
-"""Settings of a running client that can be changed, in the order in which several are."""
+__all__ = ["Client", "ControlError", "change", "client_of", "clients", "trace"]
 
 _TIMEOUT_S = 5.0
 _LONGEST_TIMEOUT_S = 60.0
@@ -209,7 +206,7 @@ def change(
             or ``none``: no limit. A limit below its present memory is refused.
         parked: True: the client stops, and its memory moves to the host, where that can be done (``docs/memory.md``);
             False: back. The move follows the answer: `cudasched.Client.memory_away_bytes`. A client without
-            ``pageable`` is refused.
+            ``pageable`` and ``park``, or with ``give_back_ms = 0``, is refused.
         directory: The run directory; None: ``CUDASCHED_RUN_DIR`` or its default.
         timeout_s: For each answer, at most a minute.
 

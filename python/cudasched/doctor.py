@@ -33,6 +33,7 @@ Outcome = Literal["ok", "note", "problem"]
 _OLDEST_DRIVER = 550
 _OLDEST_CUDA = 12040  # which that release has; Tegra's releases have other numbers
 _FOR_DEVELOPERS = ("test", "lint", "release", "site")
+_DEV = Path("/dev")
 _TRY_S = 60.0
 _TABLE_BYTES = 64 * 1024
 _ATTACH = """
@@ -162,7 +163,7 @@ def _driver() -> Iterator[Check]:
     except Error as error:
         yield Check("driver", "problem", str(error))  # which has the remedy
         return
-    if os.path.realpath(path) == os.path.realpath(hook.locate().simulated_driver):
+    if hook.is_simulated(path):
         yield Check("driver", "note", f"{path}, the simulated one", "unset CUDASCHED_DRIVER to use a GPU")
         return
     version = driver_version(path)
@@ -186,19 +187,18 @@ def _devices() -> Iterator[Check]:
         remedy = "memory limits, time slices, MPS and NVML differ there (docs/jetson.md)"
         yield Check("GPU", "note", found, remedy)
         return
-    nodes = [Path("/dev/nvidiactl"), Path("/dev/nvidia-uvm"), *sorted(Path("/dev").glob("nvidia[0-9]*"))]
-    there = [node for node in nodes if node.exists()]
-    if not there:
-        yield Check(
-            "GPU", "problem", "no /dev/nvidia*", "load the kernel module (nvidia-smi does), or give the container a GPU"
-        )
+    gpus = [*sorted(_DEV.glob("nvidia[0-9]*")), *_DEV.glob("dxg")]  # which WSL has for all
+    if not gpus:
+        remedy = "load the kernel module (nvidia-smi does), or give the container a GPU"
+        yield Check("GPU", "problem", f"no {_DEV}/nvidia*", remedy)
         return
-    closed = [str(node) for node in there if not os.access(node, os.R_OK | os.W_OK)]
+    nodes = [*(node for node in (_DEV / "nvidiactl", _DEV / "nvidia-uvm") if node.exists()), *gpus]
+    closed = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if closed:
         remedy = "join the group that owns these files (ls -l), or ask the administrator"
         yield Check("GPU", "problem", f"you may not use {', '.join(closed)}", remedy)
     else:
-        yield Check("GPU", "ok", f"{sum(node.name[6:].isdigit() for node in there)} that you may use")
+        yield Check("GPU", "ok", f"you may use {', '.join(map(str, gpus))}")
 
 
 def _run_directory() -> Iterator[Check]:
@@ -206,7 +206,7 @@ def _run_directory() -> Iterator[Check]:
     remedy = "set CUDASCHED_RUN_DIR to a directory of your own, the same for all programs that share the GPU"
     parent = directory.parent
     try:
-        status = directory.stat()
+        status = directory.lstat()
     except FileNotFoundError:
         if os.access(parent, os.W_OK | os.X_OK):
             yield Check("run directory", "ok", f"{directory} (made by the first program)")
@@ -217,10 +217,15 @@ def _run_directory() -> Iterator[Check]:
     except OSError as error:
         yield Check("run directory", "problem", f"{directory}: {error.strerror}", remedy)
         return
-    if not stat.S_ISDIR(status.st_mode):
+    if stat.S_ISLNK(status.st_mode):
+        yield Check("run directory", "problem", f"{directory} is a link, which programs refuse", remedy)
+    elif not stat.S_ISDIR(status.st_mode):
         yield Check("run directory", "problem", f"{directory} is no directory", remedy)
     elif status.st_uid != os.geteuid():
         yield Check("run directory", "problem", f"{directory} belongs to user {status.st_uid}", remedy)
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = f"{directory} may be written by other users: programs refuse it"
+        yield Check("run directory", "problem", why, f"chmod go-w {directory}")
     elif not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         yield Check("run directory", "problem", f"you may not write to {directory}", f"chmod 700 {directory}")
     elif shutil.disk_usage(directory).free < _TABLE_BYTES:
@@ -267,7 +272,7 @@ def _time_slices() -> Iterator[Check]:
         yield Check("time slices", "note", f"kernels of best-effort programs are not interrupted: {why}", remedy)
     elif client := told.get("on"):
         yield Check("time slices", "ok", f"{client.time_slice_us} us for {client.name} ({client.pid})")
-    elif Path("/dev/dxg").exists():
+    elif (_DEV / "dxg").exists():
         remedy = "WSL has no channel groups to set: the gate alone holds best-effort programs back"
         yield Check("time slices", "note", "not on WSL: kernels are not interrupted", remedy)
     else:

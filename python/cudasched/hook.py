@@ -9,6 +9,7 @@ Nothing here makes a driver call. Every function may be called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -41,8 +42,7 @@ class _Core(Protocol):
     def install(self) -> None: ...
     def state(self) -> stub.State: ...
     def set_process_class(self, name: str, priority: int, slo_ms: float) -> None: ...
-    def region_enter(self, name: str, priority: int, slo_ms: float) -> int: ...
-    def region_enter_named(self, client_class: str, priority: int, slo_ms: float, name: str) -> int: ...
+    def region_enter(self, name: str, priority: int, slo_ms: float, counted_as: str) -> int: ...
     def region_enter_until(self, name: str, priority: int, deadline_ns: int) -> int: ...
     def region_exit(self, token: int) -> None: ...
     def region_may_move(self, token: int) -> None: ...
@@ -138,10 +138,15 @@ def locate() -> Files:
     )
 
 
+def is_simulated(driver: str) -> bool:
+    """Whether a driver's path is that of the simulated one."""
+    return os.path.realpath(driver) == os.path.realpath(locate().simulated_driver)
+
+
 def _mapped_libraries() -> list[str]:
-    """Paths of the files that this process has mapped, each once, in address order."""
+    """Paths of the files that this process has mapped, each once, in address order; none where there is no /proc."""
     paths: dict[str, None] = {}
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             columns = line.rstrip("\n").split(None, 5)
             if len(columns) == 6 and columns[5].startswith("/"):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudasched import config, hook
 from cudasched.errors import ConfigError, DriverError, Error
+from cudasched.graphs import _handle
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,15 +73,6 @@ def _size(name: str, value: int | str | None) -> int:
         raise ConfigError(f"{name}={value!r} {error}") from None
 
 
-def _stream(stream: Any) -> int:
-    """The handle behind a stream of PyTorch's, CuPy's, cuda-bindings', or a number; None: the default stream."""
-    for name in ("cuda_stream", "ptr"):
-        value = getattr(stream, name, None)
-        if isinstance(value, int):
-            return value
-    return 0 if stream is None else int(stream)
-
-
 class Pool:
     """A pool of one GPU's memory, in the primary context of the device, for any thread.
 
@@ -120,7 +112,7 @@ class Pool:
         """
         if nbytes < 1:
             raise PoolError(f"a block of {nbytes} bytes cannot be allocated")
-        return self._pool.allocate(min(nbytes, 2**62), _stream(stream))
+        return self._pool.allocate(min(nbytes, 2**62), _handle(stream))
 
     def free(self, address: int, stream: Any = None) -> None:
         """Gives a block back.
@@ -134,7 +126,7 @@ class Pool:
                 is closed, or of the process that forked this one.
             DriverError: A call of the driver failed; the block is in use still.
         """
-        self._pool.free(address, _stream(stream))
+        self._pool.free(address, _handle(stream))
 
     def statistics(self) -> Statistics:
         """The pool's memory now.
@@ -155,16 +147,18 @@ class Pool:
             The bytes that went back.
 
         Raises:
+            ConfigError: ``keep`` is no size.
             PoolError: The pool is closed, or of the process that forked this one.
             DriverError: A call of the driver failed.
         """
-        return self._pool.trim(_size("keep", keep))
+        less_than_a_page = type(keep) is int and 0 <= keep < 1 << 20  # which is no size for a limit
+        return self._pool.trim(0 if less_than_a_page else _size("keep", keep))
 
     def torch_allocator(self) -> Any:
         """The pool as an allocator for ``torch.cuda.MemPool``; a device has one such pool at a time.
 
         Raises:
-            PoolError: Another pool of the device serves PyTorch.
+            PoolError: The pool is closed, or another pool of the device serves PyTorch.
         """
         from cudasched import _core
 

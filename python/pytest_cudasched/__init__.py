@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zlib
@@ -81,7 +82,7 @@ class GpuBaseline:
 
     def __call__(
         self,
-        program: Sequence[str | os.PathLike[str]],
+        program: str | Sequence[str | os.PathLike[str]],
         *,
         runs: int | None = None,
         least_percent: float | None = None,
@@ -91,7 +92,7 @@ class GpuBaseline:
         """Runs a program several times, and fails the test if a kernel, a region or a wait got slower.
 
         Args:
-            program: The name and arguments.
+            program: The name and arguments; a string is split as a shell does.
             runs: How often; ``--gpu-baseline-runs`` goes first. None: as the command does.
             least_percent: A smaller change is no regression. None: the command's default.
             timing: "cupti" or "events"; None: as the baseline's runs are timed, "cupti" for a new one.
@@ -111,10 +112,11 @@ class GpuBaseline:
         chosen = self._runs if self._runs is not None else runs
         if chosen is not None:
             options += ["--runs", str(chosen)]
-        words = ["--", *(os.fspath(word) for word in program)]
+        given = shlex.split(program) if isinstance(program, str) else program
+        words = ["--", *(os.fspath(word) for word in given)]
         if self._mode in ("save", "add"):
             file.parent.mkdir(parents=True, exist_ok=True)
-            more = ["--add"] if self._mode == "add" and file.exists() else []
+            more = ["--add"] if self._mode == "add" else []
             self._command("save", "-o", str(file), *more, *options, *words)
             return None
         if not file.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,18 @@ def requests(rate_hz: float = 60, count: int = 120, each_ms: float = 0.4) -> lis
 def steps(each_ms: float = 1.0, count: int = 400, gap_ms: float = 0.012) -> list[tuple[float, float]]:
     """A host that runs ahead of the GPU, but for a queue's length."""
     return [(max(number * gap_ms, (number - 500) * each_ms), each_ms) for number in range(count)]
+
+
+def training(directory: Path) -> Path:
+    """Of a program's 500 launches and 20 of another process, with some that were not timed."""
+    chance = random.Random(3)
+    launches = [(0.009 * launch, chance.uniform(0.004, 0.09)) for launch in range(520)]
+    return write(
+        directory,
+        "training",
+        launches,
+        pid=[7] * 500 + [8] * 20,
+        label="program:resnet50|forward",
+        grid_x=[launch % 3 for launch in range(520)],
+        duration_ns=[None if launch % 10 == 9 else round(ms * MS) for launch, (_, ms) in enumerate(launches)],
+    )

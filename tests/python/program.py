@@ -284,8 +284,10 @@ class Stage:
         return self._programs[-1]
 
     def close(self) -> None:
+        """And what they wrote is a failed test's, too."""
         for program in self._programs:
             program.kill()
+            sys.stderr.write(program.stderr)
 
 
 def eventually(happens: Callable[[], object], what: str) -> None:

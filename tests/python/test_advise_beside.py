@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_a_recording_tells_rate_gaps_and_the_longest_kernels(write: Write) -> No
     assert program.idle < 0.02 and program.untold == 0 and program.longest_ms == 1
     (kernel,) = program.kernels
     assert (kernel.name, kernel.longest_ms, kernel.share) == ("gemm", 1, 1)
+
+
+@pytest.mark.parametrize(("timing", "cost_ms"), [("cupti", 0.0017), ("events", 0.003), ("", 0)])
+def test_what_a_recording_costs_is_not_the_programs(write: Write, timing: str, cost_ms: float) -> None:
+    from cudasched import simulate
+
+    launches = [(0.01 * number, 0.002) for number in range(1000)]  # bound by the host
+    program = beside.read(write(f"train{timing}", launches, {"timing": timing}))
+    alone, *_ = simulate.compare([simulate.best_effort(program.trace)], [simulate.Arm("open")], seconds=1)
+    assert alone.best_effort_per_s == pytest.approx(1 / (10 - 1e3 * cost_ms) * 1e3, rel=0.02)
 
 
 def test_time_slices_of_cudasched_are_taken_beside_long_kernels(write: Write) -> None:
@@ -98,6 +109,19 @@ def test_a_request_has_a_hosts_part_where_its_time_alone_is_known(write: Write) 
     assert whole.modes["cudasched_slices"].p50_ratio.value < bare.modes["cudasched_slices"].p50_ratio.value
 
 
+def test_a_forecast_says_that_recording_slowed_a_program(write: Write) -> None:
+    """At half speed a forecast was off by more than two, without a word."""
+    server = beside.read(write("serve", requests(), pid=3))
+    launches = [(0.02 * number, 0.002) for number in range(1000)]
+    path = write("train", launches, {"timing": "cupti"})
+    found = beside.forecast(server, beside.read(path), seconds=1)
+    assert any(note.startswith("train: recording slowed its host") for note in found.notes)
+    found = beside.forecast(server, beside.read(path, recording_us=10), seconds=1, alone_ms=0.4)
+    assert not any("slow" in note for note in found.notes)
+    found = beside.forecast(server, beside.read(path, recording_us=10), seconds=1, alone_ms=0.2)
+    assert any("not 0.2. If that is of this rate, its host was slower" in note for note in found.notes)
+
+
 def test_kernels_that_leave_room_overlap_and_unknown_ones_widen_the_interval(write: Write) -> None:
     small = {"grid_x": 33, "waves": 0.25}
     shapes: dict[str, dict[str, Any]] = {"full": {}, "small": small, "graph": {"kind": "graph", "waves": 0.0}}
@@ -128,6 +152,30 @@ def test_the_choice_keeps_most_of_those_that_meet_the_target() -> None:
     assert beside.choose(modes, slo_ms=2.5) == "kind"
     assert beside.choose(modes, slo_ms=2.1) == "near", "2.0 may be 2.2"
     assert beside.choose(modes) == beside.choose(modes, slo_ms=0.1) == "near", "the least P99 for the program's speed"
+
+
+def test_requests_at_one_time_have_no_rate(write: Write) -> None:
+    server = beside.read(write("serve", requests(), kind="graph", submitted_ns=5, pid=3))
+    assert server.requests == 120 and server.request_hz is None
+
+
+def test_rare_requests_are_simulated_as_long_as_can_be(write: Write) -> None:
+    """One each two seconds beside long kernels wanted more hours than are simulated."""
+    server = beside.read(write("serve", requests(rate_hz=0.9, count=40, each_ms=30), pid=3))
+    program = beside.read(write("long", steps(each_ms=1000, count=20)))
+    found = beside.forecast(server, program, rate_hz=0.5)
+    assert 1_500 < found.requests < 2_000
+
+
+def test_a_server_with_pauses_between_its_requests_is_told(write: Write) -> None:
+    """The longest request stood for all of them, without a word."""
+    rare = [(2_000.0 * number, 1.0 + number % 7) for number in range(40)]
+    program = beside.read(write("train", steps()))
+    found = beside.forecast(beside.read(write("serve", rare, pid=3)), program, rate_hz=0.5, seconds=20)
+    (note,) = (note for note in found.notes if "record more" in note)
+    assert "serve: 1 recorded request stands for all (process 3 on GPU 0, launches 7 to 7 of 40)" in note
+    found = beside.forecast(beside.read(write("often", requests(), pid=3)), program, seconds=1)
+    assert not any("record more" in note for note in found.notes)
 
 
 def test_memory_fits_or_does_not(write: Write) -> None:
@@ -207,7 +255,11 @@ def test_the_command(cudasched: Run, write: Write, tmp_path: Path) -> None:
     assert told["kind"] == "forecast" and {one["program"] for one in told["data"]} == {"train", "other"}
     costs = [one["cost"] for one in told["data"]]
     assert costs == sorted(costs)
-    assert "other" in cudasched("advise", "--rank", str(server), *files).stdout
+    write("slow", [(0.01 * number, 0.002) for number in range(1000)], {"timing": "cupti"})
+    ranked = cudasched("advise", "--rank", str(server), *files, "slow.parquet", cwd=tmp_path).stdout
+    assert "other" in ranked and "\nslow: recording slowed its host" in ranked
+    assert re.search(r"beside \w+(, \w+)*: P99 is of \d+ simulated requests", ranked), "of some alone"
+    assert ranked.count("copies between host and GPU are not in a recording") == 1
 
 
 @pytest.mark.parametrize(
@@ -225,10 +277,13 @@ def test_the_command(cudasched: Run, write: Write, tmp_path: Path) -> None:
                 ("slo_ms", ("nan", "0")),
                 ("alone_ms", ("nan", "-3")),
                 ("request_gap_ms", ("nan", "0")),
+                ("recording_us", ("nan", "-1")),
             )
             for value in values
         ),
         (["--arrivals", "daily", "--beside", "serve.parquet", "train.parquet"], "daily"),
+        (["train.parquet"], "is a recording: --data train.parquet"),
+        (["--", "serve.parquet", "train.parquet"], "--beside SERVER for forecasts"),
     ],
 )
 def test_the_command_refuses_what_has_no_meaning(

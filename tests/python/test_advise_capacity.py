@@ -126,6 +126,16 @@ def test_a_mix_as_it_is_agrees_with_the_forecast_of_a_pair(mix: Path) -> None:
         assert bool(load.limit) is (load.p99_ms["serve"].value > 5), name
 
 
+def test_a_program_has_a_cost_of_recording_of_its_own(mix: Path) -> None:
+    recordings.write(mix.parent, "train", [(0.01 * number, 0.002) for number in range(1000)])  # bound by the host
+    per_s = []
+    for more in ("", "\nrecording_us = 5"):
+        mix.write_text(MIX.replace('"best_effort"', f'"best_effort"{more}'))
+        client = simulate.best_effort(capacity.read(mix)["train"].recording.trace)
+        per_s.append(simulate.run([client], simulate.Arm("open", offload=False), seconds=1).best_effort_per_s)
+    assert per_s == pytest.approx([100, 200], rel=0.02)
+
+
 def test_a_requests_host_time_takes_load_away() -> None:
     bare, hosted = (capacity.fit({"serve": served(alone_ms=alone_ms)}) for alone_ms in (None, 2.0))
     assert hosted.modes["time_slices"].scale.value < 0.5 * bare.modes["time_slices"].scale.value
@@ -159,6 +169,8 @@ def test_mixes_without_meaning_are_refused(mix: Path) -> None:
         ('"train.parquet"', "7", r"line 9, \[train\]: recording is a text, not 7"),
         ('"best_effort"', '"best_effort"\nslo_ms = 5', r"line 8, \[train\]: slo_ms is of latency programs"),
         ("slo_ms = 5", "request_ms = 2", r"line 2, \[serve\]: it needs a recording, or of a server request_ms"),
+        ("slo_ms = 5", "recording_us = -1", r"line 6, \[serve\]: recording_us = -1: must be a number from 0"),
+        (MIX, '[serve]\nrequest_ms = 1\nrequest_gap_ms = 2\nclass = "latency"', "request_gap_ms is of a recording"),
         ("[serve]", "[serve", "line 2: not TOML"),
         (MIX, "", "names no program"),
         (MIX, "serve = 1", r"line 1, \[serve\]: a program is a table, not 1"),

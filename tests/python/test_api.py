@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import cudasched
 from cudasched import config, errors, hook
+from support import ROOT
 
 PACKAGE = Path(inspect.getfile(cudasched)).parent
 
@@ -24,6 +27,14 @@ def test_every_public_name_exists_and_is_documented() -> None:
         assert hasattr(cudasched, name), name
         if name != "__version__":
             assert inspect.getdoc(getattr(cudasched, name)), name
+
+
+def test_modules_that_documents_use_by_their_package_are_loaded() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    modules = set(re.findall(r"\bcudasched\.([a-z]+)\.[a-z]+\(", text))
+    code = "import cudasched\nfor name in " + repr(sorted(modules)) + ": getattr(cudasched, name)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert {"mps", "control", "torch"} <= modules
 
 
 def test_public_functions_are_typed_and_say_what_they_raise() -> None:

@@ -228,7 +228,16 @@ def test_files_that_are_no_baseline_are_refused(tmp_path: Path, content: str, me
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("count", 0), ("each_ns", -1.0), ("each_ns", "NaN"), ("each_ns", None), ("kind", "thing"), ("more", 1)],
+    [
+        *(
+            ("count", 0),
+            pytest.param("count", 10**400, id="count-400-digits"),
+            ("each_ns", -1.0),
+            ("each_ns", 1e308),
+            ("each_ns", 1e-300),
+        ),
+        *(("each_ns", "NaN"), ("each_ns", None), ("kind", "thing"), ("more", 1)),
+    ],
 )
 def test_a_damaged_value_is_refused_with_its_place(tmp_path: Path, field: str, value: object) -> None:
     content = made().model_dump(mode="json")
@@ -262,6 +271,14 @@ def test_a_baseline_of_another_model_is_refused() -> None:
     other = {"a": 0.0, "b": 0.0, "e": 0.0, "f": 0.0, "x": 5.0, "y": 5.0}
     with pytest.raises(Error, match=r"take only 33% of the device time of the baseline: the program or the model is"):
         baseline.check(made(), made(other, seed=2))
+
+
+def test_runs_of_another_model_are_not_added() -> None:
+    """Guards against a baseline of two programs: hardly a kernel is in each of its runs, and none is judged."""
+    other = {"a": 0.0, "b": 0.0, "e": 0.0, "f": 0.0, "x": 5.0, "y": 5.0}
+    with pytest.raises(Error, match=r"take only 33% of the device time of b\.json: the program or the model is"):
+        baseline.merged(made(), made(other, seed=2), "b.json", "the new recording")
+    assert len(baseline.merged(made(), made({"a": 0.0, "x": 1.0}, seed=2), "b.json", "the new recording").runs) == 12
 
 
 def test_another_version_or_command_is_said() -> None:
@@ -499,9 +516,9 @@ def test_recordings_in_place_of_a_program(cudasched: Run, tmp_path: Path) -> Non
         (["check", "b.json", "--data", "x.parquet", "--timing", "events"], 2, "--timing: it is for a program's runs"),
         (["save", "--timing", "both", "--", "true"], 2, "--timing both: it is cupti or events"),
         (["save", "-o", "/nowhere/b.json", "--", "true"], 2, "there is no directory /nowhere"),
-        (["save", "--add", "-o", "b.json", "--", "true"], 1, "there is no baseline at b.json"),
         (["check", "b.json", "--", "true"], 1, "there is no baseline at b.json"),
         (["check", "b.json"], 2, "name a program after `--`"),
+        (["check", "b.json", "-o", "./b.json", "--", "true"], 2, "-o b.json: a report would replace the baseline"),
         (["check", "b.json", "-o", "r.pdf", "--", "true"], 2, "name a file that ends in .html or .json"),
     ],
 )
@@ -536,6 +553,20 @@ def test_a_program_without_launches_is_no_observation(cudasched: Run, simulated:
     done = cudasched("baseline", "save", "--timing", "events", "--runs", "2", "--", "true")
     assert done.returncode == 1
     assert "run 1 of 2 of true left no recording; nothing of it is compared or saved" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["check", "baseline.json"], ["save", "--add"]])
+def test_another_gpu_is_told_after_the_first_run(cudasched: Run, program: Path, words: list[str]) -> None:
+    """Guards against runs, six of them, of which none can be compared."""
+    baseline.save(made(timing="events"), "baseline.json")
+    done = cudasched("baseline", *words, "--", sys.executable, str(program), "1")
+    assert done.returncode == 1 and "times of different GPUs cannot be compared" in done.stderr
+    assert "run 1 of 6" in done.stderr and "run 2 of 6" not in done.stderr
+
+
+def test_a_program_in_one_string_is_split_as_by_a_shell(program: Path) -> None:
+    found = baseline.record(f"{sys.executable} {str(program)!r} 1", 1, timing="events")
+    assert found.command.endswith(f"{program} 1")
 
 
 def test_a_program_that_fails_is_no_observation(cudasched: Run, program: Path) -> None:
@@ -595,7 +626,7 @@ class TestOther:
     class TestInner:
         @pytest.mark.parametrize("what", ["a/b", "a-b"])
         def test_speed(self, gpu_baseline, what): gpu_baseline(["true"])
-def test_speed(gpu_baseline): gpu_baseline(["true"])
+def test_speed(gpu_baseline): gpu_baseline("true 'of two words'")
 def test_two_programs(gpu_baseline):
     gpu_baseline(["true"], baseline="one.json")
     gpu_baseline(["true"], baseline="other.json")
@@ -625,7 +656,11 @@ def test_no_two_tests_of_the_plugin_share_a_file(tmp_path: Path) -> None:
     asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
     own = [line[line.index("-o") + 1] for line in asked if "gpu-baselines" in line[2]]
     assert len(own) == len(set(own)) == 10
+    assert [line[-4:] for line in asked].count(["--", "true", "of", "two", "words"][-4:]) == 2
     assert str(tmp_path / "first" / "gpu-baselines" / "test_it.test_speed.json") in own
+    (tmp_path / "asked").unlink()
+    run_pytest(tmp_path, "--gpu-baselines=add")  # another session may have made the files by the time of a run's end
+    assert all(" --add " in line for line in (tmp_path / "asked").read_text().splitlines())
     (tmp_path / "asked").unlink()
     for file in (*own, tmp_path / "one.json", tmp_path / "other.json"):
         Path(file).parent.mkdir(exist_ok=True)
@@ -644,7 +679,7 @@ def test_a_check_times_as_its_baseline_was_timed(
     monkeypatch.setenv("CUDASCHED_CUPTI", "/nowhere/libcupti.so")
     run = ("--runs", "5", "--", sys.executable, str(program), "1")
     assert cudasched("baseline", "save", *run).returncode == 1
-    assert cudasched("baseline", "save", "--timing", "events", *run).returncode == 0
+    assert cudasched("baseline", "save", "--add", "--timing", "events", *run).returncode == 0
     checked = cudasched("baseline", "check", "baseline.json", *run)
     assert checked.returncode in (0, 3), checked.stderr
     assert cudasched("baseline", "save", "--add", *run).returncode == 0

@@ -293,6 +293,27 @@ def test_arguments_exit_codes_and_signals_are_the_programs_own(cudasched: Run, s
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "sh\n")
 
 
+@pytest.mark.parametrize("by_service_manager", [False, True])
+def test_a_program_starts_with_the_signals_that_python_ignores_for_itself(
+    command: str, simulated: Path, by_service_manager: bool
+) -> None:
+    """Guards the end of `cudasched run yes | head`; a service manager ignores SIGPIPE for what it starts."""
+    line = f'export SYSTEMD_EXEC_PID={"$$" if by_service_manager else ""}; exec "$0" "$@"'
+    told = [command, "run", "--", "grep", "SigIgn", "/proc/self/status"]
+    done = subprocess.run(["sh", "-c", line, *told], capture_output=True, text=True, timeout=PATIENCE_S)
+    ignored = int(done.stdout.split()[1], 16)
+    assert bool(ignored & 1 << signal.SIGPIPE - 1) is by_service_manager
+    assert not ignored & 1 << signal.SIGXFSZ - 1
+
+
+@pytest.mark.parametrize("own", [{}, {"LC_CTYPE": "C.UTF-8"}])
+def test_a_programs_locale_stays_as_it_was(command: str, own: dict[str, str]) -> None:
+    """Guards the environment of programs in containers, which have no locale: Python's own is not theirs."""
+    told = [command, "run", "--", "/usr/bin/env"]
+    done = subprocess.run(told, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert [line for line in done.stdout.splitlines() if line.startswith("LC_")] == [f"{k}={v}" for k, v in own.items()]
+
+
 def test_one_run_within_another_is_one_shim(cudasched: Run, simulated: Path) -> None:
     command = shutil.which("cudasched", path=str(Path(sys.executable).parent)) or "cudasched"
     done = cudasched("run", "--", command, "run", "--", sys.executable, LAUNCHER, "2")

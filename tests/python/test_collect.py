@@ -323,6 +323,7 @@ def test_usage_errors_are_one_line(cudasched: Run, simulated: Path) -> None:
     for arguments, what in (
         (["-o", "x.parquet", "--timing", "sundial", "--", "true"], "--timing"),
         (["-o", "x.parquet"], "nothing to finish"),
+        (["-o", "x.csv", "--timing", "events", "--", "true"], "-o x.csv: name a file that ends in .parquet or .pq"),
         (["-o", "nowhere/x.parquet", "--timing", "events", "--", "true"], "there is no directory"),
     ):
         ended = cudasched("collect", *arguments)
@@ -443,6 +444,22 @@ def test_recordings_do_not_nest_and_say_why(python: Run, simulated: Path) -> Non
     assert "collected already" in ended.stdout
     assert collect.read("a.parquet").num_rows == 2
     assert not list(Path().glob("b.parquet*"))
+
+
+def test_a_recording_that_could_not_begin_leaves_nothing_in_the_way(
+    python: Run, with_cupti: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_CUPTI_HELD", "1")
+    ended = python(
+        f"import sys, cudasched\nsys.path.insert(0, {str(LAUNCHER.parent)!r})\nfrom launcher import Gpu\n"
+        "try:\n"
+        "    with cudasched.collect('a.parquet'): gpu = Gpu(); gpu.launch(1)\n"
+        "except cudasched.Error as error: print(error)\n"
+        "with cudasched.collect('a.parquet', timing='events'): gpu.launch(2)\n"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "another profiler holds CUPTI" in ended.stdout
+    assert collect.read("a.parquet").num_rows == 2
 
 
 def test_without_the_hook_a_recording_is_refused(python: Run, no_driver: Path) -> None:

@@ -100,7 +100,13 @@ def test_a_size_is_a_number_with_a_unit() -> None:
 
 
 @given(
-    value=st.one_of(st.floats(max_value=0), st.just(math.nan), st.just(math.inf), st.text(max_size=5), st.booleans())
+    value=st.one_of(
+        st.floats(max_value=0),
+        st.just(math.nan),
+        st.just(math.inf),
+        st.text(max_size=5).filter(lambda text: text != "none"),
+        st.booleans(),
+    )
 )
 @example(-1)
 @example([1])
@@ -179,6 +185,13 @@ def test_an_arguments_error_names_it_as_the_caller_does() -> None:
 def test_an_empty_variable_is_unset_and_none_is_not_given(tmp_path: Path) -> None:
     resolved = _resolve(tmp_path, "slo_ms = 7", {"slo_ms": None}, CUDASCHED_SLO_MS="")
     assert resolved.config.slo_ms == 7
+
+
+@pytest.mark.parametrize("field", ["slo_ms", "max_inflation", "memory_turn_ms"])
+def test_a_file_may_say_that_a_number_is_none(tmp_path: Path, field: str) -> None:
+    resolved = _resolve(tmp_path, f'{field} = "none"', {})
+    assert getattr(resolved.config, field) is None and not resolved.notes
+    assert config.VARIABLES[field] not in resolved.environment()
 
 
 def test_which_file_holds(tmp_path: Path) -> None:
@@ -363,6 +376,10 @@ def test_a_switch_that_means_nothing_is_said(tmp_path: Path) -> None:
         ({"CUDASCHED_HOST_BOUND_INFLATION": "1.05", "CUDASCHED_POLICY": "harvest"}, ""),
         ({"CUDASCHED_MAX_INFLATION": "1.2"}, ""),
         ({"CUDASCHED_MAX_INFLATION": "1.2", "CUDASCHED_LEAD_US": "20"}, "max_inflation = 1.2 has no effect"),
+        ({"CUDASCHED_PARK": "1GiB"}, "CUDASCHED_PARK: park = .* has no effect: only memory of pageable = true moves"),
+        ({"CUDASCHED_PARK": "none"}, ""),
+        ({"CUDASCHED_MEMORY_TURN_MS": "300", "CUDASCHED_PAGEABLE": "on"}, "memory_turn_ms = 300.0 has no effect"),
+        ({"CUDASCHED_MEMORY_TURN_MS": "300", "CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}, ""),
         ({"CUDASCHED_SLOMS": "5"}, "CUDASCHED_SLOMS is no setting .* did you mean 'CUDASCHED_SLO_MS'"),
         ({"CUDASCHED_SIM_SCALE": "5", "CUDASCHED_OFF": "0", "CUDASCHED_COMMIT": "x"}, ""),
     ],

@@ -137,10 +137,21 @@ def test_a_run_directory_that_cannot_serve_is_a_problem(own_run_directory: Path)
     own_run_directory.mkdir(mode=0o700)
     (check,) = found("run directory")
     assert check.outcome == "ok"
+    own_run_directory.chmod(0o770)
+    (check,) = found("run directory")
+    assert check.outcome == "problem" and "written by other users" in check.found and "chmod go-w" in check.remedy
+    own_run_directory.chmod(0o700)
     if os.geteuid() == 0:
         os.chown(own_run_directory, 65534, 65534)
         (check,) = found("run directory")
         assert check.outcome == "problem" and "belongs to user 65534" in check.found
+
+
+def test_a_link_to_a_run_directory_is_a_problem_as_programs_refuse_it(own_run_directory: Path) -> None:
+    own_run_directory.with_name("elsewhere").mkdir(mode=0o700)
+    own_run_directory.symlink_to("elsewhere")
+    (check,) = found("run directory")
+    assert check.outcome == "problem" and "is a link" in check.found and "CUDASCHED_RUN_DIR" in check.remedy
 
 
 def test_settings_that_are_refused_or_switch_it_off_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +177,21 @@ def test_every_extra_is_looked_at() -> None:
     assert set(wanted) == offered and len(offered) >= 11
     assert set(wanted["baseline"]) == {"pyarrow", "numpy", "jinja2", "scipy"}
     assert {"fastapi", "prometheus-client"} <= set(wanted["serve"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "outcome"),
+    [(("nvidiactl", "nvidia-uvm", "nvidia0"), "ok"), (("nvidiactl", "nvidia-uvm"), "problem"), (("dxg",), "ok")],
+    ids=["a GPU", "a container without one", "WSL"],
+)
+def test_a_gpu_has_a_node(
+    nodes: tuple[str, ...], outcome: str, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in nodes:
+        (tmp_path / node).touch()
+    monkeypatch.setattr(doctor, "_DEV", tmp_path)
+    (check,) = doctor._devices()
+    assert check.outcome == outcome
 
 
 def test_neither_the_import_nor_the_first_region_loads_pydantic(python: Run, simulated: Path) -> None:

@@ -75,6 +75,16 @@ def test_the_two_programs_of_two_processes() -> None:
         assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("script", ["two_processes.py", "onnx_server.py"])
+def test_a_program_that_was_killed_is_told_by_the_exit_code(script: str) -> None:
+    code = (
+        "import runpy, subprocess, sys, types; codes = [0, -9]\n"
+        "subprocess.Popen = lambda _: types.SimpleNamespace(wait=codes.pop)\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(EXAMPLES / script)], timeout=PATIENCE_S).returncode == 9
+
+
 def test_each_example_is_in_the_list() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert {path.name for path in EXAMPLES.glob("*.py")} == {

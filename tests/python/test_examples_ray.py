@@ -103,6 +103,37 @@ def test_workers_are_started_with_their_class() -> None:
     assert started.split()[1:-1] == ["-m", "cudasched", "run", "--class", "best_effort", "--"]
 
 
+def test_replicas_on_a_gpu_are_hooked_whatever_they_import_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against regions that did nothing: a replica imports torch before cudasched."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = loaded("ray_serve").OPTIONS
+    assert options["num_gpus"] == 1 and "-m cudasched run --" in options["runtime_env"]["py_executable"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("measure_with_ray.py --model m.ubj -- true", "the cluster has no GPU"),
+        ("place_with_ray.py --servers a --trainings b", "fewer GPUs than there are servers"),
+    ],
+)
+def test_a_cluster_without_gpus_is_refused_and_not_waited_for(tmp_path: Path, command: str, said: str) -> None:
+    script, *words = command.split()
+    code = (
+        "import runpy, sys, ray; ray.init = lambda **_: None; ray.cluster_resources = dict\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "examples" / script), *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 2 and said in done.stderr
+
+
 def test_trainings_go_where_they_cost_least_in_all() -> None:
     placed = loaded("place_with_ray").placed
     assert placed({"a": {"x": 1.0, "y": 1.1}, "b": {"x": 2.0, "y": 5.0}}, ["x", "y"]) == {"x": "b", "y": "a"}

@@ -35,3 +35,16 @@ def test_nothing_is_lost_reordered_or_hung(tmp_path: Path, graphs: bool) -> None
         if row["launches"] > 100 and row["killed"] > 0 and (row["sliced_launches"] > 0 or not graphs):
             return
         assert time.monotonic() < until, row
+
+
+def test_memory_that_moves_keeps_every_byte(tmp_path: Path) -> None:
+    out, seed = tmp_path / "memory.json", random.SystemRandom().randrange(2**31)
+    command = [sys.executable, "-m", "tests.soak.moved_memory", "--count", "120", "--seed", str(seed)]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=4 * PATIENCE_S, cwd=ROOT
+    )
+    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
+    counts = json.loads(done.stdout)
+    assert counts["kills"] >= 2 and counts["requests"] > 0 and (counts["failed"], counts["refused"]) == (0, 0)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["figure"], row["value"], row["n"]) == ("histories_failed", 0, 120)

@@ -72,6 +72,25 @@ def test_without_a_driver_the_import_is_silent(no_driver: Path, python: Run) -> 
     assert str(no_driver) in reason and str(no_driver) in refusal
 
 
+def test_the_import_never_raises(simulated: Path, python: Run) -> None:
+    """Whatever error of the engine's stops the installation."""
+    done = python(
+        "import cudasched\n"
+        "def refused(): raise cudasched.Error('no such path')\n"
+        "cudasched.install = refused; cudasched._activate()\n"
+    )
+    assert done.returncode == 0
+    assert "HookWarning: no such path; cudasched has no effect in this process" in done.stderr
+
+
+def test_no_proc_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str, **options: object) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("builtins.open", refused)
+    assert hook._mapped_libraries() == []
+
+
 def test_the_import_alone_makes_no_driver_call(simulated: Path, python: Run) -> None:
     done = python(
         REPORT + "report(); cudasched.install(); report()\n"

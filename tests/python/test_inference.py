@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -446,6 +447,17 @@ def test_a_cancelled_task_takes_its_request_with_it(held: Held) -> None:
     assert (counts.cancelled, counts.completed, total(counts)) == (1, 3, 4)
 
 
+def test_who_waits_for_several_requests_hears_of_one_that_is_cancelled(held: Held) -> None:
+    with Batcher(held, sizes=(1,), slo_ms=None) as batcher:
+        batcher.submit_future(0)
+        held.runs()
+        waiting = batcher.submit_future(1)
+        assert waiting.cancel() and waiting.cancel()
+        assert futures.wait([waiting], timeout=0).done == {waiting}
+        held.release()
+    assert batcher.statistics().cancelled == 1
+
+
 def test_requests_that_are_cancelled_anywhere_are_counted_once() -> None:
     with Batcher(doubled, slo_ms=None, max_queue=5_000) as batcher:
         futures = [batcher.submit_future(x) for x in range(3_000)]
@@ -607,6 +619,7 @@ def test_a_model_that_fails_with_the_example_makes_no_batcher() -> None:
         {"margin_ms": float("inf")},
         {"timeout_ms": 0},
         {"on_timeout": "retry"},
+        {"predict": 3},
         {"predict": lambda size: -1},
         {"max_bytes": 0},
         {"client_class": "bulk"},

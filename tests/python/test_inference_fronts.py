@@ -353,6 +353,23 @@ def test_answers_that_a_socket_has_no_room_for_come_later(both: Both) -> None:
         assert [received(front)[0] for _ in range(count)] == [*range(count)]
 
 
+def test_answers_that_find_no_room_fail_and_the_front_is_kept(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_link, "_ROOM_BYTES", 1 << 12)
+    monkeypatch.setattr(_link, "_UNSENT_BYTES", 1 << 15)
+    count = 30
+    with both.further() as front:
+        front.settimeout(None)  # a message is read whole
+        for number in range(count):
+            front.sendall(message(number, *[1.0] * 1000))
+            eventually(lambda number=number: both.batcher.statistics().completed == 1000 * (number + 1))  # type: ignore[misc]
+        answers = dict(received(front) for _ in range(count))
+        assert [*answers] == [*range(count)] and b"QueueFullError" not in answers[0]
+        late = answers[count - 2]  # the last may be said while those before it are read
+        assert b"QueueFullError" in late and b"does not keep up" in late
+        front.sendall(message(count, 1, 2))
+        assert b"QueueFullError" not in received(front)[1]
+
+
 def test_answers_that_wait_for_room_fail_once_the_links_are_closed() -> None:
     """Guards against an error of epoll in the thread of a batcher, which ended it."""
     links = _link.Links()

@@ -230,6 +230,34 @@ def test_requests_are_refused_when_the_server_ends() -> None:
     assert sent[0]["status"] == 503 and json.loads(sent[1]["body"]) == {"error": "the server ends"}
 
 
+def test_metadata_that_is_asked_for_while_the_server_ends_is_refused() -> None:
+    """Guards against a 500 after SIGTERM, which a caller takes for a fault of the model."""
+    begun, held, sent = threading.Event(), threading.Event(), []
+
+    class Slow(Models):
+        def metadata(self, name: str, version: str) -> dict[str, Any]:
+            begun.set()
+            assert held.wait(PATIENCE_S)
+            return {}
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def end() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/v2/models/m", "headers": [], "query_string": b""}
+        task = asyncio.create_task(application(Slow({}))(scope, receive, send))
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        task.cancel()
+        await asyncio.wait([task])
+        held.set()
+
+    asyncio.run(end())
+    assert sent[0]["status"] == 503 and json.loads(sent[1]["body"]) == {"error": "the server ends"}
+
+
 def test_deadlines_and_priorities_are_those_of_triton() -> None:
     begun, held, seen = threading.Event(), threading.Event(), []
 
@@ -336,6 +364,21 @@ def test_the_command_serves_a_file(command: str, no_driver: Path, tmp_path: Path
         assert running.stderr.read() == ""
 
 
+@pytest.mark.parametrize("models", ["beside.models", "{'double': lambda: beside.models['double']}"])
+def test_the_file_has_modules_beside_it(models: str, command: str, no_driver: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "beside.py").write_text(MODELS)
+    (elsewhere / "models.py").write_text(f"import beside\nmodels = {models}")
+    arguments = [command, "models", "serve", "elsewhere/models.py", "--port", "0", "--token-file", "token"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr
+        said = running.stderr.readline()
+        running.send_signal(signal.SIGTERM)
+        more = running.stderr.read()
+        assert "/v2/models/{double}" in said, said + more
+
+
 def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched: Run, tmp_path: Path) -> None:
     text = "raise SystemExit(f'{hook.installed()} {sys.getswitchinterval():.4f}')"
     (tmp_path / "models.py").write_text(f"import sys\nfrom cudasched import hook\n{text}")
@@ -354,6 +397,8 @@ def test_models_find_cudasched_in_front_of_the_driver(simulated: Path, cudasched
             'has no batchers: it sets models = {"name": Batcher(...)}, or functions that make one each',
         ),
         ("models = {'': list}", "has no batchers"),
+        ("models = {1: list}", "models.py names a model 1: a string without / is needed"),
+        ("models = {'resnet/50': list}", "models.py names a model 'resnet/50': a string without / is needed"),
         ("models = {'m': lambda: 1}", "made 1: a Batcher is needed"),
         ("\nimport no_such_module", "models.py raised ModuleNotFoundError at line 2: No module named 'no_such_module'"),
     ],

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
@@ -59,6 +60,12 @@ models = {name: lambda name=name: make(name) for name in ("double", "other")}
 """
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    found = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
+    return [int(child) for child in " ".join(found).split()]
+
+
 class Command:
     """`cudasched models serve` with fronts, and clients of it."""
 
@@ -77,9 +84,7 @@ class Command:
 
     def others(self) -> list[int]:
         """The other processes."""
-        pid = self.process.pid
-        found = [Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")]
-        return [int(child) for child in " ".join(found).split()]
+        return children(self.process.pid)
 
     def ask(self, path: str, data: object = None) -> Any:
         request = urllib.request.Request(f"{self.url}{path}", data and json.dumps(data).encode())
@@ -175,6 +180,19 @@ def test_a_front_that_cannot_listen_says_why(
     assert done.returncode != 0 and done.stderr.count("are no certificate and key") == 1, done.stderr
 
 
+@pytest.mark.parametrize("option", ["--port", "--grpc-port"])
+def test_a_port_that_is_taken_is_named_by_its_option(
+    option: str, cudasched: Run, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(MODELS)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = {"--port": "0", "--grpc-port": "0", option: str(taken.getsockname()[1])}
+        options = [text for pair in ports.items() for text in pair]
+        done = cudasched("models", "serve", "models.py", "--fronts", "1", "--token-file", "token", *options)
+    assert done.returncode != 0 and f"another with {option}, or end that program" in done.stderr, done.stderr
+
+
 def test_each_model_that_a_function_makes_has_a_process(start: Callable[..., Command]) -> None:
     serving = start()  # one front
     places = {model: serving.place(model) for model in ("double", "other")}
@@ -209,8 +227,7 @@ def test_a_model_whose_process_is_killed_comes_again_and_others_are_served(start
             assert error.code == 503 and "starts again" in error.read().decode()
             return False
 
-    eventually(again)
-    assert all(serving.place("double") != first for _ in range(8))  # by each front
+    eventually(lambda: all(again() for _ in range(8)))  # by each front
 
 
 def test_requests_that_run_are_answered_before_the_processes_end(start: Callable[..., Command]) -> None:
@@ -238,6 +255,35 @@ def test_processes_of_models_end_with_the_first(start: Callable[..., Command], k
     eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
 
 
+def test_ctrl_c_ends_processes_that_start_without_a_word(
+    command: str, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(MODELS)
+    served = [command, "models", "serve", "models.py", "--port", "0", "--token-file", "token", "--fronts", "3"]
+    with subprocess.Popen(served, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stderr
+        eventually(lambda: children(running.pid) or running.poll() is not None)
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.stderr.read() == "" and running.wait(PATIENCE_S) == 0
+
+
+def test_a_server_whose_words_nobody_reads_ends(
+    command: str, no_driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models.py").write_text(APART)
+    served = [command, "models", "serve", "models.py", "--port", "0", "--token-file", "token"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with subprocess.Popen(served, stderr=writer) as running:
+        os.close(writer)
+        try:
+            assert running.wait(PATIENCE_S) != 0
+        finally:
+            running.kill()
+
+
 def test_a_model_that_hangs_ends_with_the_first(start: Callable[..., Command]) -> None:
     serving = start(models=APART.replace("slo_ms=None", "slo_ms=None, hang_ms=3_600_000"))
     others = serving.others()
@@ -248,6 +294,21 @@ def test_a_model_that_hangs_ends_with_the_first(start: Callable[..., Command]) -
         serving.process.kill()
         eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
         assert held.exception(PATIENCE_S)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_second_ctrl_c_waits_for_no_model_that_hangs(start: Callable[..., Command], apart: bool) -> None:
+    models = APART.replace("slo_ms=None", "slo_ms=None, hang_ms=3_600_000").replace("os.fork()", "True")
+    serving = start(models=models if apart else models.replace("lambda name=name: make(name)", "make(name)"))
+    others = serving.others()
+    assert len(others) == (3 if apart else 0)
+    Path("hold").touch()
+    with ThreadPoolExecutor() as threads:
+        held = threads.submit(serving.post, 9, 9)
+        eventually(Path("held").exists)
+        eventually(lambda: serving.process.poll() is not None or serving.process.send_signal(signal.SIGINT))
+        assert serving.process.returncode == -signal.SIGINT and held.exception(PATIENCE_S)
+        eventually(lambda: not any(Path(f"/proc/{other}/cmdline").exists() for other in others))
 
 
 def test_a_model_that_cannot_be_made_ends_a_server_that_starts(start: Callable[..., Command], cudasched: Run) -> None:

@@ -250,6 +250,24 @@ def test_those_outside_come_in_where_those_inside_have_left() -> None:
     assert queue.take(0) == ([], [], None)
 
 
+@pytest.mark.parametrize("on_timeout", ["reject", "delay"])
+def test_a_request_that_waited_too_long_outside_is_one_that_waited_too_long(
+    on_timeout: Literal["reject", "delay"],
+) -> None:
+    queue = Queue("eager", known({1: 1}), timeout_ns=10, on_timeout=on_timeout, max_queue=2, on_full="delay")
+    requests = [Request("", 0) for _ in range(5)]
+    for request in requests:
+        queue.add(request, 0)
+    late = Request("", 15)
+    queue.add(late, 15)
+    batch, refused, _ = queue.take(20)
+    if on_timeout == "reject":
+        assert batch == [late] and [one for one, _ in refused] == requests
+    else:
+        assert batch == requests[:1] and not refused
+        assert queue.take(21)[0] == requests[1:2] and requests[2].delayed
+
+
 def test_the_limit_of_aimd() -> None:
     queue = Queue("aimd", known({8: 10}))
     taken = []
@@ -321,6 +339,7 @@ class World:
         margin: The queue's.
         timeout: The queue's.
         outside: Requests wait outside of it, too.
+        gives_up: Requests make way for others that can be in time in a larger batch.
     """
 
     queue: Queue
@@ -335,6 +354,7 @@ class World:
     margin: int = 0
     timeout: int = NEVER_NS
     outside: bool = False
+    gives_up: bool = False
 
     def bound(self, count: int) -> int:
         return self.bounds[min(size for size in self.bounds if size >= count)]
@@ -351,7 +371,8 @@ class World:
                 self.refused.append(request)
                 if self.now < request.arrival_ns + self.timeout and not self.outside:
                     latest = request.deadline_ns - self.bound(1)
-                    assert latest < max(self.free, request.arrival_ns), "rejected, and the GPU was free"
+                    replaced = batch and self.gives_up and request.deadline_ns < self.now + max(self.bounds.values())
+                    assert latest < max(self.free, request.arrival_ns) or replaced, "rejected, and the GPU was free"
             if batch:
                 self.check(batch, last_arrival)
                 took = max(round(self.bound(len(batch)) * self.slow[self.batches % len(self.slow)]), 1)
@@ -415,6 +436,7 @@ def test_no_request_is_lost_or_served_twice_and_no_batch_is_later_than_it_has_to
         on_full=on_full,
     )
     world = World(queue, ascending, slow, margin=margin, timeout=timeout, outside=on_full == "delay")
+    world.gives_up = policy == "deadline"
     refused: list[Request] = []
     removed: list[Request] = []
     everyone: list[Request] = []
@@ -438,3 +460,94 @@ def test_no_request_is_lost_or_served_twice_and_no_batch_is_later_than_it_has_to
     assert sorted(request.key[-1] for request in ends) == [request.key[-1] for request in everyone]
     if on_timeout == "delay" and on_full == "reject":
         assert not world.refused
+
+
+@given(
+    alone=st.integers(5, 20),
+    eight=st.integers(20, 40),
+    arrivals=st.lists(st.tuples(st.integers(0, 2), st.integers(20, 90), st.integers(0, 1)), min_size=20, max_size=60),
+    slow=st.lists(st.floats(0.5, 2), min_size=1, max_size=5),
+)
+def test_where_requests_come_too_fast_those_that_are_given_up_are_late_and_of_the_lowest_level(
+    alone: int, eight: int, arrivals: list[tuple[int, int, int]], slow: list[float]
+) -> None:
+    bounds = {1: alone, 8: eight}
+    queue = Queue("deadline", known(bounds))
+    world = World(queue, bounds, slow, gives_up=True)
+    take = queue.take
+
+    def looked_at(now_ns: int) -> tuple[list[Request], list[tuple[Request, Error]], int | None]:
+        batch, refused, look = take(now_ns)
+        lowest = min((request.level for request in batch), default=0)
+        for request, _ in refused:
+            in_vain = request.deadline_ns < now_ns + alone
+            assert in_vain or (request.deadline_ns < now_ns + eight and request.level <= lowest)
+        return batch, refused, look
+
+    queue.take = looked_at  # type: ignore[method-assign,assignment]
+    at = accepted = 0
+    for gap, deadline, level in arrivals:
+        at += gap
+        world.now = max(world.now, at)
+        with contextlib.suppress(Error):
+            queue.add(Request("", at, at + deadline, level), at)
+            accepted += 1
+        world.serve(at, at)
+    world.serve(NEVER_NS - 1, at)
+    assert len(world.served) + len(world.refused) == accepted
+
+
+@pytest.mark.parametrize(
+    ("waiting", "served", "refused"),
+    [
+        ([(27, 0), (60, 0), (60, 0), (60, 0), (60, 0)], [1, 2, 3, 4], [0]),
+        ([(27, 0), (60, 0), (60, 0), (60, 0)], [0, 1, 2, 3], []),  # nobody takes the place
+        ([(27, 0), (27, 0), (27, 0), (27, 0)], [0], []),  # a smaller batch is in time
+        ([(27, 1), (60, 0), (60, 0), (60, 0), (60, 0)], [0, 1, 2, 3], []),  # not for a lower level
+        ([(60, 1), (27, 0), (60, 0), (60, 0), (60, 0)], [0, 2, 3, 4], [1]),
+    ],
+)
+def test_requests_that_would_be_late_make_way_for_others(
+    waiting: list[tuple[int, int]], served: list[int], refused: list[int]
+) -> None:
+    """The first batch takes longer than its bound, so that a batch of four is late for some that wait."""
+    queue = Queue("deadline", known({1: 10, 4: 16}))
+    queue.add(Request("", 0), 0)
+    assert len(queue.take(0)[0]) == 1
+    requests = [Request("", 1, deadline, level) for deadline, level in waiting]
+    for request in requests:
+        queue.add(request, 1)
+    queue.end(1, None, in_time=True)
+    batch, given_up, _ = queue.take(12)
+    assert [requests.index(request) for request in batch] == served
+    assert [requests.index(request) for request, _ in given_up] == refused
+
+
+def test_with_too_many_requests_hardly_one_runs_late() -> None:
+    """Half as many again as can be served; a batch takes up to 5% longer than its time, one in ten up to 30%."""
+    random = Random(3)
+    took_ns = known({size: 1_000 * (600 + 90 * size) for size in (1, 2, 4, 8, 16)})
+    queue = Queue("deadline", known(dict(zip(took_ns.sizes, took_ns.bounds_ns, strict=True))), margin_ns=500_000)
+    now_ns, late, in_time = 0, 0, 0
+    arrival_ns = look_ns = 0
+    while now_ns < 5_000_000_000:
+        now_ns = max(now_ns, min(arrival_ns, look_ns))
+        while arrival_ns <= now_ns:
+            with contextlib.suppress(Error):
+                queue.add(Request(0, arrival_ns, arrival_ns + 5_000_000), arrival_ns)
+            arrival_ns += round(random.expovariate(1.5 * 16 / 2_040_000))
+        batch, _, next_ns = queue.take(now_ns)
+        look_ns = NEVER_NS if next_ns is None else next_ns
+        if batch:
+            longer = random.uniform(0, 0.3 if random.random() < 0.1 else 0.05)
+            duration_ns = round(took_ns.bound_ns(len(batch)) * (1 + longer))
+            ends_ns = now_ns + duration_ns
+            while arrival_ns <= ends_ns:
+                with contextlib.suppress(Error):
+                    queue.add(Request(0, arrival_ns, arrival_ns + 5_000_000), arrival_ns)
+                arrival_ns += round(random.expovariate(1.5 * 16 / 2_040_000))
+            late += sum(request.deadline_ns < ends_ns for request in batch)
+            in_time += sum(request.deadline_ns >= ends_ns for request in batch)
+            queue.end(len(batch), duration_ns, in_time=True)
+            now_ns = look_ns = ends_ns
+    assert late < 0.02 * in_time and in_time > 0.9 * 5 * 7_843

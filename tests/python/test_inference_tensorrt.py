@@ -141,6 +141,7 @@ def test_a_batch_that_is_too_small_is_filled_up(engine: Engine) -> None:
         (Engine(), torch.zeros(4), {}, r"x is torch.float32 of shape \(4,\), not torch.float32 of shapes \(3,\) to"),
         (Engine(), torch.zeros(3, 1), {}, r"x is torch.float32 of shape \(3, 1\), not"),
         (Engine(), torch.zeros(3, dtype=torch.int64), {}, r"x is torch.int64 of shape \(3,\), not torch.float32"),
+        (Engine(), [0.0, 0.0, 0.0], {}, "the example of x is of type list, not a tensor"),
         (Engine(), {"y": torch.zeros(3)}, {}, "the engine's inputs are x; given are y"),
         (Engine(), torch.zeros(3), {"profile": 1}, "profile = 1: the engine has 1, from 0 on"),
         (Engine(), torch.zeros(3), {"sizes": (1, 9)}, "the engine's profile has batches of 1 to 8"),

@@ -280,6 +280,23 @@ def test_what_is_wrong_is_said(client: Client) -> None:
         client.client.infer("same_int8", [client.tensor("input", right)])
 
 
+def test_refusals_can_be_read(client: Client) -> None:
+    from tritonclient.utils import InferenceServerException
+
+    large = client.tensor("input", np.zeros((200_000, 2)))
+    for headers, tensor, said in (
+        ({}, client.tensor("input", np.zeros((1, 2))), "a bearer token is needed"),
+        ({"authorization": "Bearer wrong"}, client.tensor("input", np.zeros((1, 2))), "token"),
+        (dict(HEADERS), large, "1048576"),
+    ):
+        with pytest.raises(InferenceServerException, match=said) as error:
+            client.client.infer("same_float64", [tensor], headers=headers)
+        assert "while decoding" not in str(error.value)
+    with pytest.raises(InferenceServerException, match=r"(?i)not found") as error:
+        client.ask("get_model_config", "same_float64")
+    assert "while decoding" not in str(error.value)
+
+
 def test_full_queues_and_deadlines(client: Client) -> None:
     faulty, batcher = client.serving.faulty, client.serving.batchers["faulty"]
     given = client.tensor("input", np.zeros(1, np.float32))

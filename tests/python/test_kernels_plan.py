@@ -199,13 +199,14 @@ def test_a_variant_as_a_file_is_the_same_to_the_database(tmp_path: Path) -> None
         ("softmax", "float32", {"rows": 4, "cols": 8}, T4, "softmax needs .* 8.0 or later; Tesla T4 has 7.5"),
         ("softmax", "float64", {"rows": 4, "cols": 8}, H200, "softmax takes float32 and .*, not float64"),
         ("softmax", "float32", {"rows": 4, "columns": 8}, H200, "the shape has no columns"),
+        ("softmax", "float32", {"rows": 4, "cols": "8"}, H200, "cols of a shape is a number over 0, not '8'"),
         ("softmax", "float32", {"rows": 1 << 31, "cols": 8}, H200, "argument rows: 2147483648 is no int32"),
         ("softmax", "float32", {"rows": 4, "cols": 8}, Gpu("New", "42.0", 1), "compute capability 42.0 is not known"),
         ("rms_norm_backward", "float16", {"rows": 4, "cols": 32769}, H200, "takes cols up to 32768, not 32769"),
         ("gemm", "float32", {"m": 1 << 30, "n": 1 << 30, "k": 4}, H200, "a grid of"),
     ],
 )
-def test_what_cannot_be_launched_is_said(name: str, kind: str, shape: dict[str, int], gpu: Gpu, said: str) -> None:
+def test_what_cannot_be_launched_is_said(name: str, kind: str, shape: dict[str, Any], gpu: Gpu, said: str) -> None:
     with pytest.raises(KernelError, match=said):
         resolved(name, kind, gpu, **shape)
 
@@ -443,7 +444,7 @@ def content(address):
     return list(values)
 
 def run(y, x, a, ordinal=0):
-    ready = _plan.plan_for("axpy", "float32", ordinal, n=N)
+    ready = _plan.plan("axpy", "float32", (("n", N),), ordinal)
     ready.run(0, ready.places(("y", "x", "a")), (y, x, a))
 """
 MAPPED = """
@@ -477,7 +478,7 @@ def test_launches_run_with_their_arguments_and_what_is_made_once_is_kept(launche
         assert content(y) == [1.0 + 3.0 * i for i in range(N)], content(y)[:4]
         assert len(_plan._plans) == len(_plan._functions) == 1
         other = memory([0.0] * N)
-        _plan.plan_for("axpy", "float32", 0, n=256).run(0, (0, 1, 2), (other, x, 1.0))
+        _plan.plan("axpy", "float32", (("n", 256),), 0).run(0, (0, 1, 2), (other, x, 1.0))
         assert content(other) == [float(i) if i < 256 else 0.0 for i in range(N)]
         assert len(_plan._plans) == 2 and len(_plan._functions) == 1
         """
@@ -600,7 +601,7 @@ def test_what_the_driver_refuses_is_an_error_of_its_name(launched: Run) -> None:
         from cudasched.errors import DriverError
         axpy.__dict__["default"] = lambda wanted: {"THREADS": 512, "PER": 1}
         y, x = memory([1.0] * N), memory([1.0] * N)
-        ready = lambda: _plan.plan_for("axpy", "float32", 0, n=N)
+        ready = lambda: _plan.plan("axpy", "float32", (("n", N),), 0)
         for what in (lambda: run(y, x, 1.0), lambda: run(y, x, 1.0, 7), lambda: ready().places(("z",))):
             try:
                 what()

@@ -189,7 +189,6 @@ def a_pageable_program(stage: Stage, mib: int = 700) -> tuple[Program, int]:
     pointer = training.number(f"allocate({mib * MIB})")
     assert pointer > 0
     training.call(f"fill({pointer}, 7, {mib * MIB})")
-    eventually(lambda: gives(training), "it can be asked")
     return training, pointer
 
 
@@ -225,6 +224,60 @@ def test_a_server_gets_memory_that_a_training_uses_and_the_training_has_it_back(
     for at, value, size in ((0, 7, 9), (9, 8, MIB), (9 + MIB, 7, MIB), (600 * MIB, 7, 100 * MIB)):
         assert training.number(f"has({pointer + at}, {value}, {size})") == 1
     assert training.number(f"free({pointer}) or info()[0]") >= 1000 * MIB
+
+
+# Before the thread that moves it has looked, or has begun.
+def test_a_server_gets_memory_that_a_training_has_only_just_allocated(stage: Stage) -> None:
+    server = a_program(stage, "latency", **UNHURRIED)
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_PARK="1GiB")
+    for _ in range(4):
+        pointer = training.number(f"allocate({700 * MIB})")
+        held = server.number(f"allocate({600 * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+        training.call(f"free({pointer})")
+
+
+FILLS_AND_ALLOCATES = """
+import threading
+
+def steps():
+    gpu.use()
+    while True:
+        gpu.call("cuMemsetD8_v2", ctypes.c_uint64(pointer), ctypes.c_ubyte(7), ctypes.c_size_t(9))
+        free(allocate(4096))
+
+for _ in range(4):
+    threading.Thread(target=steps, daemon=True).start()
+"""
+
+
+# The fill is under way until its thread makes another call: the allocation, which waits for the server's.
+def test_a_training_whose_allocations_let_a_server_go_first_can_be_parked(stage: Stage) -> None:
+    training, pointer = a_pageable_program(stage)
+    training.call(f"pointer = {pointer}\n{FILLS_AND_ALLOCATES}")
+    server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="10000")
+    for _ in range(6):
+        held = server.number(f"allocate({600 * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+        eventually(lambda: away(training) == 0, "the memory is back")
+
+
+# What it had is free when it is asked, which is no reason to let it be for a while.
+def test_a_server_gets_memory_of_a_training_that_had_none_just_before(stage: Stage) -> None:
+    plain, server = a_program(stage, "normal"), a_program(stage, "latency", **UNHURRIED)
+    assert plain.number(f"allocate({300 * MIB})") > 0
+    training, pointer = a_pageable_program(stage, 600)
+    for _ in range(6):
+        training.call(f"free({pointer})")
+        assert server.number(f"allocate({800 * MIB})") == -OUT_OF_MEMORY
+        pointer = training.number(f"allocate({600 * MIB})")
+        held = server.number(f"allocate({500 * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+        eventually(lambda: away(training) == 0, "the memory is back")
+        time.sleep(0.1)  # it says again what can move
 
 
 # All that could move is away, and comes back while the server asks again.
@@ -267,6 +320,27 @@ def test_a_program_is_parked_by_control(stage: Stage, cudasched: Run) -> None:
         control.change(name_of(plain), parked=True)
 
 
+@pytest.mark.parametrize("when", ["from the beginning", "later"])
+def test_a_program_that_gives_nothing_says_so(stage: Stage, when: str) -> None:
+    """Or a server would wait for its answers, and a controller for its move."""
+    setting = {"CUDASCHED_GIVE_BACK_MS": "0" if when == "from the beginning" else "1000"}
+    training = a_program(stage, "best_effort", CUDASCHED_PAGEABLE="on", CUDASCHED_PARK="1GiB", **setting)
+    assert training.number(f"allocate({500 * MIB})") > 0
+    training.call(CACHE)
+    assert training.number(f"kept.append(allocate({200 * MIB})) or kept[-1]") > 0
+    if when == "later":
+        eventually(lambda: gives(training), "it can be asked")
+        assert training.number("ctypes.CDLL(engine).cudasched_configure(b'give_back_ms', b'0')") == 0
+    server = a_program(stage, "latency")
+    assert server.number(f"allocate({600 * MIB})") == -OUT_OF_MEMORY
+    assert training.number("emptied") == 0
+    assert away(training) == 0
+    if when == "from the beginning":
+        assert "Did not give memory back in time" not in server.stderr
+    with pytest.raises(control.ControlError, match="no such setting"):
+        control.change(name_of(training), parked=True)
+
+
 def test_what_a_parked_program_frees_is_free_when_it_is_back(stage: Stage) -> None:
     training, pointer = a_pageable_program(stage, 500)
     control.change(name_of(training), parked=True)
@@ -284,10 +358,19 @@ def test_memory_that_went_with_its_context_is_not_offered(stage: Stage) -> None:
     assert held > 0
     eventually(lambda: away(training) > 0, "it has moved")
     training.call("gpu.call('cuDevicePrimaryCtxReset_v2', 0)\ngpu = Gpu()\ngpu.launch()\ngpu.synchronize()")
+    control.change(name_of(training), memory_limit="900MiB")  # the settings of memory are read again
     server.call(f"free({held})")
     assert a_program(stage, "normal").number(f"allocate({500 * MIB})") > 0
     assert server.number(f"allocate({900 * MIB})") == -OUT_OF_MEMORY
     assert clients()[training.pid].memory_refusals == 0
+
+
+def test_memory_that_was_not_there_is_in_no_peak(stage: Stage) -> None:
+    program = a_program(stage, "best_effort")
+    program.number(f"allocate({64 * MIB})")
+    assert program.number(f"allocate({5000 * MIB})") == -OUT_OF_MEMORY
+    eventually(lambda: clients()[program.pid].memory_bytes == 64 * MIB, "it is told")
+    assert clients()[program.pid].memory_peak_bytes == 64 * MIB
 
 
 def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: str, simulated: Path) -> None:
@@ -309,6 +392,20 @@ def test_a_limit_of_run_holds_and_the_program_sees_a_gpu_of_that_size(command: s
         f"[{all_bytes}, {all_bytes}] -{OUT_OF_MEMORY} True [{156 * MIB}, {all_bytes}]"
     ), done.stderr
     assert "refused by the memory limit of this program, 256.0 MiB: it holds 0.0 MiB" in done.stderr
+
+
+@pytest.mark.parametrize("client_class", ["normal", "best_effort"])
+def test_a_limit_knows_what_the_drivers_pool_has_given_back(stage: Stage, client_class: str) -> None:
+    program = a_program(stage, client_class, CUDASCHED_MEMORY_LIMIT="400MiB")
+    program.call(f"""
+pointer = ctypes.c_uint64()
+gpu.call("cuMemAllocAsync", ctypes.byref(pointer), ctypes.c_size_t({300 * MIB}), ctypes.c_void_p(0))
+gpu.call("cuMemFreeAsync", pointer, ctypes.c_void_p(0))
+gpu.synchronize()
+free_bytes, allocated = info()[0], allocate({300 * MIB})
+""")
+    assert program.number("free_bytes") == 400 * MIB
+    assert program.number("allocated") > 0
 
 
 def test_on_an_integrated_gpu_a_limit_leaves_the_host_its_memory(
@@ -350,6 +447,24 @@ def test_memory_that_only_caches_keep_goes_to_the_latency_client(stage: Stage) -
     assert giver.number("emptied") >= 1
     assert clients()[giver.pid].memory_given_bytes == 700 * MIB
     assert server.stderr == ""
+
+
+def test_for_more_than_a_gpu_has_nobody_is_asked(stage: Stage) -> None:
+    giver, server = a_giver(stage), a_program(stage, "latency", **UNHURRIED)
+    assert server.number(f"allocate({1001 * MIB})") == -OUT_OF_MEMORY
+    assert giver.number("emptied") == 0
+
+
+# Before the next tick.
+def test_a_server_gets_what_a_pool_has_only_just_freed(stage: Stage) -> None:
+    server = a_program(stage, "latency", **UNHURRIED)
+    for _ in range(4):
+        training = a_program(stage, "best_effort")
+        training.call(f"{POOL}pool.free(pool.allocate({700 * MIB}))")
+        held = server.number(f"allocate({800 * MIB})")
+        assert held > 0
+        server.call(f"free({held})")
+        training.kill()
 
 
 def test_pytorchs_cache_of_a_program_that_says_nothing_is_found(stage: Stage, tmp_path: Path) -> None:
@@ -400,6 +515,7 @@ def test_an_error_says_who_holds_what(stage: Stage) -> None:
     assert f"train.py ({training.pid}) 700.0 MiB best_effort" in line
     assert "has no 600.0 MiB left for this program (latency)" in line
     assert "of 1000.0 MiB are free" in line
+    assert f"({server.pid})" not in line, "it has not got them"
 
 
 def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(stage: Stage) -> None:

@@ -115,6 +115,38 @@ for thread in threads:
     )
 
 
+def test_a_pool_that_goes_waits_for_functions_of_python(run: Run) -> None:
+    succeeded(
+        run(
+            """
+import threading
+began, may_end = threading.Event(), threading.Event()
+
+@ctypes.CFUNCTYPE(None, c_void_p)
+def function(_):
+    began.set()
+    may_end.wait()
+
+def synchronize():
+    call("cuCtxSetCurrent", context)
+    call("cuStreamSynchronize", c_void_p(stream))
+
+pool = Pool()
+block = pool.allocate(2 * MIB, stream)
+call("cuLaunchHostFunc", c_void_p(stream), function, None)
+pool.free(block, stream)
+thread = threading.Thread(target=synchronize)
+thread.start()
+began.wait()
+threading.Timer(0.3, may_end.set).start()
+del pool
+assert may_end.is_set()
+thread.join()
+"""
+        )
+    )
+
+
 # Kernels that the program has launched, and that may be in cudasched's ring still, see their memory to their end.
 def test_memory_moves_behind_the_work_that_uses_it(run: Run) -> None:
     succeeded(
@@ -174,6 +206,20 @@ assert "is closed" in error_of(PoolError, lambda: pool.allocate(1))
     )
 
 
+def test_a_pool_is_trimmed_to_what_it_has_allocated(run: Run) -> None:
+    succeeded(
+        run(
+            """
+pool = Pool()
+block = pool.allocate(512)
+pool.free(pool.allocate(64 * MIB))
+assert pool.trim(pool.statistics().allocated) == 64 * MIB
+assert "keep=-1" in error_of(ValueError, lambda: pool.trim(-1))
+"""
+        )
+    )
+
+
 def test_an_error_in_the_block_is_the_one_that_is_seen(run: Run) -> None:
     succeeded(
         run(
@@ -218,6 +264,7 @@ allocator.free(segment, 20 * MIB, 0, stream)
 allocator.free(segment, 20 * MIB, 0, stream)
 pool.close()
 assert not allocator.allocate(MIB, 0, stream)
+assert "is closed" in error_of(PoolError, pool.torch_allocator)
 Pool().torch_allocator()
 """
         )

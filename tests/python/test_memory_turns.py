@@ -11,7 +11,7 @@ import pytest
 from cudasched import control
 from program import PATIENCE_S, PATIENT, Program, Stage, clients, eventually
 from support import stop
-from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, gives, name_of
+from test_memory import ALLOCATOR, BITS, CACHE, MIB, OUT_OF_MEMORY, UNHURRIED, away, name_of
 
 PAGEABLE = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "1GiB"}
 
@@ -135,7 +135,6 @@ def that_holds(stage: Stage, mib: int, turn_ms: float | None = 300) -> tuple[Pro
     pointer = training.number(f"allocate({mib * MIB})")
     assert pointer > 0
     training.call(f"fill({pointer}, 7, {mib * MIB})")
-    eventually(lambda: gives(training), "it can be asked")
     return training, pointer
 
 
@@ -198,7 +197,6 @@ def test_programs_that_grow_together_both_get_on(stage: Stage) -> None:
 def test_memory_comes_back_while_an_allocation_waits_in_vain(stage: Stage) -> None:
     training = a_training(stage, CUDASCHED_GIVE_BACK_MS="60000")
     assert training.number(f"allocate({700 * MIB})") > 0
-    eventually(lambda: gives(training), "it can be asked")
     waits = f"threading.Thread(target=lambda: (gpu.use(), allocate({900 * MIB})), daemon=True).start()"
     training.call(waits)
     that_holds(stage, 750, 3000)

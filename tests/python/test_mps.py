@@ -118,9 +118,11 @@ def test_run_and_the_import_set_it_before_the_first_call(
     done = cudasched("run", "--class", "best-effort", "--", "sh", "-c", SHOW)
     assert (done.returncode, done.stdout, done.stderr) == (0, " 1\n", "")
     shown = "import os; print(os.environ.get('CUDA_MPS_CLIENT_PRIORITY'))\n"
-    code = "import cudasched\n" + shown + "cudasched.set_class('latency')\n" + shown
-    assert python(code).stdout.split() == ["None", "0"]
-    assert python(code, env={**os.environ, "CUDASCHED_CLASS": "best-effort"}).stdout.split() == ["1", "0"]
+    classes = "".join(f"cudasched.set_class({name!r})\n{shown}" for name in ("latency", "best_effort", "normal"))
+    code = "import cudasched\n" + shown + classes
+    assert python(code).stdout.split() == ["None", "0", "1", "0"]
+    assert python(code, env={**os.environ, "CUDASCHED_CLASS": "best-effort"}).stdout.split() == ["1", "0", "1", "0"]
+    assert python(code, env={**os.environ, "CUDA_MPS_CLIENT_PRIORITY": "1"}).stdout.split() == ["1"] * 4
 
 
 # ---- one daemon for all --------------------------------------------------------------------------------------------

@@ -39,14 +39,19 @@ class Torch:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.available = True
+        self.available, self.bad_fork = True, False
         self._current = threading.local()
         self.cuda = self
 
     def is_available(self) -> bool:
         return self.available
 
+    def _is_in_bad_fork(self) -> bool:
+        return self.bad_fork
+
     def current_stream(self) -> Stream:
+        if self.bad_fork:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
         stream: Stream | None = getattr(self._current, "stream", None)
         return stream or Stream("default", self.said)
 
@@ -82,7 +87,7 @@ class Engine:
         self.fractions: list[float] = []
         self.error: cudasched.Error | None = None
 
-    def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
+    def region_enter(self, name: str, priority: int, slo_ms: float, counted_as: str = "") -> int:
         self.depth += 1
         return self.depth
 
@@ -194,6 +199,13 @@ def test_where_there_can_be_no_part_the_region_goes_on_and_says_so_once(engine: 
     assert caught[0].filename == __file__
     with pytest.raises(cudasched.HookError, match="an old driver"):
         _ = region.stream
+
+
+def test_in_the_child_of_a_fork_the_region_goes_on(engine: Engine, torch: Torch) -> None:
+    torch.bad_fork = True
+    with cudasched.region("best_effort", sm_fraction=0.5):
+        assert engine.depth == 1
+    assert (torch.said, engine.depth) == ([], 0)
 
 
 def test_without_the_hook_nothing_happens(engine: Engine, torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:

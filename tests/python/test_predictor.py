@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xgboost
-from cudasched import hook, predictor
+from cudasched import collect, hook, predictor
 from cudasched.advise import rules
 from cudasched.advise.occupancy import ARCHITECTURES
 from cudasched.advise.origins import origin_of
@@ -347,6 +347,11 @@ def test_the_recordings_gpu_chooses_the_shipped_model(tmp_path: Path, monkeypatc
     table, model = recording(), launch_model()
     model.save(tmp_path / "sm_90.ubj")
     np.testing.assert_array_equal(predictor.predict(table), model.predict(table))
+    read: list[object] = []
+    monkeypatch.setattr(collect, "read", lambda path: read.append(path) or table)
+    predictor.predict("data.parquet")
+    predictor.explain("data.parquet")
+    assert len(read) == 2  # each once: a large recording takes long
     other = {**table.schema.metadata, b"cudasched.compute_capability": b"8.6"}
     with pytest.raises(ModelError, match="sm_86"):
         predictor.predict(table.replace_schema_metadata(other))

@@ -93,6 +93,13 @@ def test_what_cannot_be_trained_on_says_why_and_leaves_no_model(kind: str, tmp_p
     assert not out.exists()
 
 
+def test_a_model_does_not_replace_its_recording(data: Path) -> None:
+    before = data.read_bytes()
+    with pytest.raises(errors.ConfigError, match="the model would replace the recording"):
+        predictor.train(data, data)
+    assert data.read_bytes() == before
+
+
 def test_where_nothing_is_kept_a_file_is_asked_for(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_CACHE_DIR", "off")
     with pytest.raises(errors.ModelError, match="name a file for the model"):

@@ -14,7 +14,7 @@ import cudasched as package
 import pytest
 from cudasched import _preload, hook
 from cudasched.cli import program
-from support import Run
+from support import PATIENCE_S, Run
 
 Compile = Callable[..., Path]
 
@@ -161,6 +161,121 @@ def test_an_end_in_a_signal_handler_comes_at_once(cudasched: Run, simulated: Pat
         assert cudasched("run", "--class", "best_effort", "--", sys.executable, "-c", code).returncode == 7
 
 
+def test_an_end_on_a_handlers_small_stack_needs_no_more_room(
+    cudasched: Run, simulated: Path, compile_c: Compile
+) -> None:
+    """Guards the shim's `_exit`: crash reporters end programs in handlers on stacks of 8 KiB."""
+    # A page that may not be touched lies below the stack; what the processor's registers take comes on top.
+    ends = compile_c(
+        "ends",
+        "#include <signal.h>\n#include <sys/auxv.h>\n#include <sys/mman.h>\n#include <unistd.h>\n"
+        "static void end(int n) { (void)n; _exit(7); }\n"
+        "int main(void) { size_t bytes = (8192 + getauxval(51) + 4095) / 4096 * 4096;\n"
+        "  char* all = mmap(0, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);\n"
+        "  stack_t stack = {.ss_sp = all + 4096, .ss_size = bytes}; mprotect(all, 4096, PROT_NONE);\n"
+        "  struct sigaction action = {.sa_handler = end, .sa_flags = SA_ONSTACK};\n"
+        "  sigaltstack(&stack, 0); sigaction(SIGUSR1, &action, 0); raise(SIGUSR1); return 1; }\n",
+        "-D_GNU_SOURCE",
+    )
+    assert cudasched("run", "--", str(ends)).returncode == 7
+
+
+def test_the_least_stack_is_enough_for_the_first_call(cudasched: Run, simulated: Path, compile_c: Compile) -> None:
+    """Guards the shim's look for the driver and for each function."""
+    calls = compile_c(
+        "calls",
+        "#include <limits.h>\n#include <pthread.h>\nint cuInit(unsigned); int cuDeviceGetCount(int*);\n"
+        "static void* call(void* n) { *(int*)n = -1; if (cuInit(0) == 0) cuDeviceGetCount(n); return n; }\n"
+        "int main(void) { pthread_attr_t least; pthread_attr_init(&least); pthread_t thread; int count;\n"
+        "  pthread_attr_setstacksize(&least, PTHREAD_STACK_MIN);\n"
+        "  if (pthread_create(&thread, &least, call, &count) != 0) return 2;\n"
+        "  pthread_join(thread, 0); return count == 1 ? 0 : 3; }\n",
+        hook.locate().shim,
+        "-pthread",
+    )
+    for name in ("normal", "latency", "best_effort"):
+        done = cudasched("run", "--class", name, "--", str(calls))
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+GPU_IN_C = r"""
+#define IMAGE "cudasched-sim 1\nkernel work params=4 block_us=param:0\n"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+int cuInit(unsigned); int cuDeviceGet(int*, int); int cuDevicePrimaryCtxRetain(void**, int); int cuCtxSetCurrent(void*);
+int cuModuleLoadData(void**, const void*); int cuModuleGetFunction(void**, void*, const char*); int cuCtxSynchronize();
+int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+static void *context, *module, *work;
+static int begin(void) {
+  int device;
+  return cuInit(0) || cuDeviceGet(&device, 0) || cuDevicePrimaryCtxRetain(&context, device) ||
+         cuCtxSetCurrent(context) || cuModuleLoadData(&module, IMAGE) || cuModuleGetFunction(&work, module, "work");
+}
+static int launch(void) {
+  unsigned us = 20;
+  void* parameters[] = {&us};
+  return cuLaunchKernel(work, 1, 1, 1, 32, 1, 1, 0, 0, parameters, 0);
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["latency", "best_effort"])
+def test_a_cancelled_thread_ends_alone(cudasched: Run, simulated: Path, compile_c: Compile, name: str) -> None:
+    """Guards the first launch, which opens files, and waits in the driver: each may unwind a thread's stack."""
+    cancelled = compile_c(
+        "cancelled",
+        GPU_IN_C + "static atomic_int go, launched;\n"
+        "static void* first(void* n) { cuCtxSetCurrent(context); while (!go) {}\n"
+        "  launched = launch() == 0; pthread_testcancel(); return n; }\n"
+        "static void* loop(void* n) { cuCtxSetCurrent(context); go = 1; for (;;) { launch(); cuCtxSynchronize(); } }\n"
+        "static int ends(void* (*body)(void*), int early) { pthread_t thread; void* end; go = 0;\n"
+        "  if (pthread_create(&thread, 0, body, 0)) return 0; if (!early) while (!go) {}\n"
+        "  pthread_cancel(thread); go = 1; pthread_join(thread, &end); return end == PTHREAD_CANCELED; }\n"
+        "int main(void) { if (begin() || !ends(first, 1) || !launched) return 1;\n"
+        "  for (int i = 0; i < 20; ++i) if (!ends(loop, 0)) return 2;\n"
+        "  return launch() || cuCtxSynchronize() ? 3 : 0; }\n",
+        hook.locate().shim,
+        "-pthread",
+    )
+    done = cudasched("run", "--class", name, "--", str(cancelled))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_limit_of_file_sizes_ends_no_program(cudasched: Run, simulated: Path, compile_c: Compile) -> None:
+    """Guards SIGXFSZ, which Python ignores and other programs do not: the predictor's state is written at the end."""
+    limited = compile_c(
+        "limited",
+        GPU_IN_C + "int main(void) { if (begin()) return 1; setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, 0});\n"
+        "  for (int i = 0; i < 5; ++i) if (launch()) return 2;\n"
+        "  return cuCtxSynchronize() ? 3 : 0; }\n",
+        hook.locate().shim,
+    )
+    for name in ("latency", "best_effort"):
+        assert cudasched("run", "--class", name, "--", str(limited)).returncode == 0
+
+
+@pytest.mark.parametrize("end", ["return 7", "_exit(7)"])
+def test_an_end_without_memory_is_the_programs_own(
+    cudasched: Run, simulated: Path, compile_c: Compile, end: str
+) -> None:
+    """Guards what is done at the end: it allocates nothing that the process has not used before."""
+    full = compile_c(
+        "full",
+        GPU_IN_C + "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+        "int main(void) { if (begin() || launch() || cuCtxSynchronize()) return 1; long pages = 0;\n"
+        '  FILE* file = fopen("/proc/self/statm", "r"); if (!file || fscanf(file, "%ld", &pages) != 1) return 2;\n'
+        "  fclose(file); rlim_t bytes = (rlim_t)pages * 4096;\n"
+        "  setrlimit(RLIMIT_AS, &(struct rlimit){bytes, bytes});\n"
+        "  for (size_t size = 1 << 20; size >= 16; size /= 2) while (malloc(size)) {}\n"
+        f"  {end}; }}\n",
+        hook.locate().shim,
+        "-O0",
+    )
+    for name in ("normal", "latency", "best_effort"):
+        assert cudasched("run", "--class", name, "--", str(full)).returncode == 7
+
+
 # ---- what goes past the shim ----------------------------------------------------------------------------------------
 
 PAST = "has opened the driver by its path"
@@ -181,6 +296,32 @@ def test_a_driver_opened_by_a_worker_is_said_and_its_parents_is_said_once(cudasc
     assert cudasched("run", "--", sys.executable, "-c", in_worker).stderr.count(PAST) == 1
     workers = opens + "use()\nfor _ in range(3):\n  if os.fork() == 0: os._exit(0)\n  os.wait()"
     assert cudasched("run", "--", sys.executable, "-c", workers).stderr.count(PAST) == 1
+
+
+def test_a_reader_of_the_line_that_has_left_ends_no_program(command: str, simulated: Path, compile_c: Compile) -> None:
+    """Guards the shim's own lines: SIGPIPE has its default in programs of C."""
+    opens = compile_c(
+        "opens",
+        "#include <dlfcn.h>\nint main(int n, char** words) { return n == 2 && dlopen(words[1], RTLD_NOW) ? 6 : 1; }\n",
+        "-ldl",
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run([command, "run", "--", opens, simulated], stderr=writing, timeout=PATIENCE_S)
+    finally:
+        os.close(writing)
+    assert done.returncode == 6
+
+
+def test_a_failed_start_of_a_child_does_not_keep_the_parent_from_saying_it(cudasched: Run, simulated: Path) -> None:
+    """Guards the look at the end: a child of vfork() that ends by _exit() is in its parent's memory."""
+    code = (
+        f"import launcher, subprocess; launcher.Gpu({str(simulated)!r}).launch(1)\n"
+        "try: subprocess.run(['/nonexistent'])\n"
+        "except FileNotFoundError: pass\n"
+    )
+    assert cudasched("run", "--", sys.executable, "-c", code).stderr.count(PAST) == 1
 
 
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)"])

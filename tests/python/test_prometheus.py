@@ -171,12 +171,27 @@ def test_a_port_that_cannot_be_had(cudasched: Run) -> None:
     assert elsewhere.returncode == 2 and "no address of this machine" in elsewhere.stderr
 
 
+@pytest.mark.parametrize("host", ["", "\u00e9" * 80])
+def test_a_host_without_meaning_is_refused(host: str) -> None:
+    """Guards against an empty text, as of a variable that is not set, which listened on all addresses."""
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        prometheus.Server(host, 0)
+
+
 def test_the_server_answers_nothing_else(server: str) -> None:
     for url, method, code in ((server + "x", "GET", 404), (server, "POST", 405)):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(urllib.request.Request(url, method=method, data=b"" if method == "POST" else None))
         assert refused.value.code == code
         refused.value.close()
+
+
+def test_head_is_answered_with_the_head_alone(server: str) -> None:
+    address = urllib.parse.urlsplit(server)
+    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as connection:
+        connection.sendall(b"HEAD /metrics HTTP/1.0\r\n\r\n")
+        head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0] and b"Content-Length: " in head and body == b""
 
 
 def test_a_program_serves_its_own(simulated: Path, python: Run) -> None:
@@ -308,6 +323,13 @@ FIRES = {
     },
 }
 """Series in which each alert fires, a sample a minute."""
+OF_TWO_CLASSES = {
+    f'cudasched_client_memory_bytes{{{ON}"latency"}}': "48+0x60",
+    f'cudasched_client_memory_bytes{{{ON}"best_effort"}}': "48+0x60",
+    f'cudasched_client_memory_limit_bytes{{{ON}"latency"}}': "100+0x60",
+    f'cudasched_client_memory_limit_bytes{{{ON}"best_effort"}}': "100+0x60",
+}
+"""A process near its memory limit with the memory of two classes together, and far from it with each."""
 QUIET = {
     "cudasched_scrape_failed": "0+0x60",
     'cudasched_gpu_table_readable{gpu="GPU-1"}': "1+0x60",
@@ -345,7 +367,8 @@ def test_each_alert_fires_where_it_must_and_no_other(tmp_path: Path) -> None:
             ],
         }
 
-    tests = [case(given, name) for name, given in FIRES.items()] + [case(QUIET, "")]
+    tests = [case(given, name) for name, given in FIRES.items()]
+    tests += [case(OF_TWO_CLASSES, "CudaschedMemoryLimitNear"), case(QUIET, "")]
     (tmp_path / "tests.yaml").write_text(json.dumps({"rule_files": ["alerts.yaml"], "tests": tests}))
     done = subprocess.run(
         [promtool, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S

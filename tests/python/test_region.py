@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import importlib.util
 import inspect
 import itertools
@@ -11,7 +13,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -45,7 +48,7 @@ class Engine:
         regions = self.open.get(threading.get_ident(), [])
         return regions[-1][1] if regions else None
 
-    def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
+    def region_enter(self, name: str, priority: int, slo_ms: float, counted_as: str = "") -> int:
         token = next(self._tokens)
         self.open.setdefault(threading.get_ident(), []).append((token, name))
         self.entered.append((name, priority, slo_ms))
@@ -382,6 +385,25 @@ def test_a_signal_handlers_exception_leaves_no_region_open(simulated: Path) -> N
     assert (done.returncode, done.stdout, done.stderr) == (0, "2000 0\n", "")
 
 
+def test_the_limit_of_recursion_leaves_no_region_open(simulated: Path, python: Run) -> None:
+    """Wherever it is reached: the end of a region needs frames of its own."""
+    code = (
+        "import sys, cudasched, launcher; from cudasched import _region\n"
+        "gpu = launcher.Gpu(); reached = 0; sys.setrecursionlimit(150)\n"
+        "def deep(n):\n"
+        "  if n: return deep(n - 1)\n"
+        "  with cudasched.region('latency'): pass\n"
+        "for n in range(100, 150):\n"
+        "  try: deep(n)\n"
+        "  except RecursionError: reached += 1\n"
+        "  gpu.launch(1)\n"
+        "  if _region._thread.regions: print('open at', n)\n"
+        "gpu.synchronize(); print(reached > 0, cudasched.state().latency_launches)"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True 0\n", "")
+
+
 def test_a_sub_interpreter_is_told_that_nothing_is_managed_there(python: Run, simulated: Path) -> None:
     """pybind11's modules hang in one."""
     if importlib.util.find_spec("_xxsubinterpreters") is None:
@@ -536,6 +558,44 @@ def test_a_generators_consumer_is_not_in_its_region(engine: Engine) -> None:
         next(stream)
     assert stop.value.value == "end"
     assert engine.nothing_open()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_error_that_is_thrown_in_and_out_keeps_no_tensor(engine: Engine, is_async: bool) -> None:
+    class Tensor:
+        pass
+
+    kept: list[weakref.ref[Tensor]] = []
+
+    def items() -> Iterator[int]:
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        yield 1
+
+    async def async_items() -> AsyncIterator[int]:
+        tensor = Tensor()
+        kept.append(weakref.ref(tensor))
+        yield 1
+
+    async def consume() -> None:
+        stream = cudasched.region("latency")(async_items)()
+        await anext(stream)
+        with contextlib.suppress(KeyError):
+            await stream.athrow(KeyError())  # type: ignore[attr-defined]
+
+    gc.disable()
+    try:
+        if is_async:
+            asyncio.run(consume())
+        else:
+            stream = cudasched.region("latency")(items)()
+            next(stream)
+            with contextlib.suppress(KeyError):
+                stream.throw(KeyError())  # type: ignore[attr-defined]
+            del stream
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_generators_can_be_thrown_into_and_closed(engine: Engine) -> None:

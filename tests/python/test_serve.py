@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,29 @@ def test_usage_and_metrics(server: Serving) -> None:
         assert status == 200 and 'cudasched_launches_total{pid="' in text
 
 
+def test_a_damaged_table_is_no_fault_of_the_server(tmp_path: Path) -> None:
+    """Guards against a server that called itself broken beside the table of an older version, without clients."""
+    run = tmp_path / "tables"
+    run.mkdir(mode=0o700)
+    (run / "GPU-old.arbiter").write_text("no table")
+    service = Service(AuditLog(tmp_path / "audit.jsonl"), run, interval_s=3600)
+    try:
+        for readable in (True, False):
+            if not readable:
+                run.rename(tmp_path / "away")
+                run.write_text("no directory")
+            service._looked_at -= 1e6
+            service.look()
+            if readable:
+                service.check()
+                assert [gpu.uuid for gpu in service.clients().gpus] == ["GPU-old"] and not service.usage().samples
+            else:
+                with pytest.raises(OperationError, match="not been looked at"):
+                    service.check()
+    finally:
+        service.close()
+
+
 MODELS = """
 serve = { recording = "serve.parquet", class = "latency", slo_ms = 5 }
 train = { recording = "train.parquet", class = "best_effort" }
@@ -459,6 +482,44 @@ def test_slow_and_broken_requests_hang_nobody(server: Serving) -> None:
         assert silent.recv(1) == b"" and _ends(slow)  # after ten seconds
 
 
+def test_an_answer_that_is_read_slowly_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, part = 32 << 20, 1 << 20
+    connections: list[Any] = []
+    made = _server._Impatient.connection_made
+    monkeypatch.setattr(
+        _server._Impatient, "connection_made", lambda self, its: connections.append(self) or made(self, its)
+    )
+    monkeypatch.setattr(_server, "_HEAD_S", 3600)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    def look() -> None:
+        looked = threading.Event()
+        connections[0].loop.call_soon_threadsafe(lambda: (connections[0]._look(), looked.set()))
+        assert looked.wait(PATIENCE_S)
+
+    server = _server.Server(application, 32 * "t", public=frozenset({"/"}))
+    running = threading.Thread(target=server.run)
+    running.start()
+    with ExitStack() as stack, socket.socket() as caller:
+        stack.callback(running.join, PATIENCE_S)
+        stack.callback(server.stop)
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, part // 16)
+        caller.settimeout(PATIENCE_S)
+        caller.connect(("127.0.0.1", server.port))
+        caller.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % server.port)
+        with caller.makefile("rb") as answer:
+            while answer.readline() != b"\r\n":
+                pass
+            eventually(lambda: connections[0].cycle.response_complete)
+            for _ in range(size // part):
+                assert len(answer.read(part)) == part
+                look()
+            eventually(lambda: look() or connections[0].transport.is_closing())  # nothing is read any more
+
+
 def test_the_head_of_an_answer_is_had_alone(server: Serving) -> None:
     for path in ("api/v1/clients", "", "api/v1/nowhere"):
         status, _, headers = server.ask(path)
@@ -661,6 +722,10 @@ def test_rates_are_by_address_and_forget_the_oldest() -> None:
 def test_names_of_hosts() -> None:
     assert hosts_of("127.0.0.1", 5) == {"127.0.0.1:5", "localhost:5", "[::1]:5"}
     assert hosts_of("10.0.0.1", 5, ["GPU.example"]) == {"10.0.0.1:5", "gpu.example:5"}
+    # As behind `ssh -L 8000:127.0.0.1:5`.
+    assert hosts_of("10.0.0.1", 5, ["Localhost:8000", "[::1]:8000", "fe80::1"]) == {
+        *("10.0.0.1:5", "localhost:8000", "[::1]:8000", "[fe80::1]:5")
+    }
     assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "0.0.0.0", "example.org")] == [
         True,
         True,
@@ -717,6 +782,13 @@ def test_a_port_is_one_programs_and_is_free_when_that_ends(shared: bool) -> None
     _server.reserved("127.0.0.1", port).close()
 
 
+@pytest.mark.parametrize("host", ["", "\u00e9" * 80])
+def test_a_host_without_meaning_is_refused(host: str) -> None:
+    """Guards against an empty text, as of a variable that is not set, which listened on all addresses."""
+    with pytest.raises(ConfigError, match="no address of this machine"):
+        _server.reserved(host, 0)
+
+
 def test_a_port_in_use_and_one_that_may_not_be_had(cudasched: Run, private_home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -756,6 +828,18 @@ def test_with_tls(command: str, private_home: Path, tmp_path: Path) -> None:
             metadata = [("authorization", f"Bearer {server.token}")]
             asked = _grpc.messages()["ListClientsRequest"]()
             assert not _grpc.stub(channel).ListClients(asked, metadata=metadata, timeout=PATIENCE_S).clients
+
+
+def test_an_encrypted_key_is_refused_and_no_pass_phrase_asked_for(cudasched: Run) -> None:
+    """Guards against a question on the terminal, of which a service has none."""
+    new = ["-x509", "-newkey", "rsa:2048", "-passout", "pass:phrase", "-days", "2", "-subj", "/CN=localhost"]
+    made = subprocess.run(["openssl", "req", *new, "-keyout", "key.pem", "-out", "cert.pem"], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("no openssl to make a certificate with")
+    files = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"]
+    done = cudasched("serve", "--port", "0", *files, stdin=subprocess.DEVNULL, start_new_session=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "the key is encrypted" in done.stderr
 
 
 def test_a_token_is_made_once_and_is_its_users_alone(tmp_path: Path) -> None:
@@ -856,6 +940,20 @@ def test_the_audit_log_is_private_bounded_and_of_whole_lines(tmp_path: Path, mon
     with pytest.raises(Error, match="cannot be written"):
         full.write("asked")
     os.close(full._file)
+
+
+def test_an_audit_log_that_was_moved_away_or_removed_begins_anew(tmp_path: Path) -> None:
+    """Guards against changes that were noted in a file without a name, which nobody can read."""
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    log.write("first")
+    moved = path.rename(tmp_path / "kept")
+    log.write("second")
+    path.unlink()
+    log.write("third")
+    log.close()
+    found = [json.loads(line)["event"] for each in (moved, path) for line in each.read_text().splitlines()]
+    assert found == ["first", "third"]
 
 
 def test_two_servers_rotate_one_audit_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

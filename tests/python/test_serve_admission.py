@@ -176,12 +176,18 @@ def test_pods_that_exist_stay(request_: dict[str, str]) -> None:
     assert response == {"uid": "705ab4f5", "allowed": True}
 
 
+def test_a_limit_may_be_written_as_kubernetes_writes_sizes() -> None:
+    annotations = {"cudasched.io/class": "normal", "cudasched.io/memory-limit": "20Gi"}
+    after, warnings = admitted(pod(container(command=["x"]), annotations=annotations))
+    assert environment(after["spec"]["containers"][0])["CUDASCHED_MEMORY_LIMIT"] == "20Gi" and not warnings
+
+
 @pytest.mark.parametrize(
     ("annotations", "said"),
     [
         ({"cudasched.io/class": "latncy"}, "cudasched.io/class = 'latncy': unknown class"),
         ({"cudasched.io/class": ""}, "unknown class"),
-        ({"cudasched.io/class": "normal", "cudasched.io/memory-limit": "20Gi"}, "'20Gi': it must be a size"),
+        ({"cudasched.io/class": "normal", "cudasched.io/memory-limit": "20Gb"}, "'20Gb': it must be a size"),
         ({"cudasched.io/memory-limit": "20GiB"}, "needs cudasched.io/class"),
         ({"cudasched.io/clas": "normal"}, "did you mean 'cudasched.io/class'"),
         ({"cudasched.io/class": 1}, "metadata.annotations.cudasched.io/class has no meaning"),
@@ -341,6 +347,7 @@ def test_the_webhook_reaches_the_server(cudasched: Run) -> None:
     (server,) = template["spec"]["containers"]
     (port,) = found["Service"]["spec"]["ports"]
     (probe,) = server["readinessProbe"]["httpGet"]["httpHeaders"]
+    assert server["livenessProbe"] == server["readinessProbe"], "a server that hangs starts again"
     host = f"{service['name']}.{service['namespace']}.svc"
     # The server refuses all names but its own, among them that of the API server's requests.
     assert host in server["args"] and probe["value"] == f"{host}:{service['port']}"

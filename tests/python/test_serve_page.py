@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from chromium import FOUND, Browser
 from chromium import serving as other_server
+from cudasched import control
 from support import PATIENCE_S, ROOT
 
 pytest.importorskip("fastapi")
@@ -214,6 +215,40 @@ def test_a_page_of_another_origin_gets_nothing(server: Serving, tmp_path: Path) 
         finally:
             browser.close()
         assert server.client("train.py")["weight"] == 1.0
+
+
+@needs_chromium
+def test_a_limit_that_is_no_number_changes_nothing(server: Serving, tmp_path: Path) -> None:  # noqa: F811
+    """Guards against a slip of the hand that took a client's limit of memory away."""
+    with program("train.py"):
+        client = server.client("train.py")["id"]
+        control.change(client, memory_limit="2GiB")
+        with page(server, tmp_path / "profile") as browser:
+            field = f"document.querySelector(\"tr[data-client='{client}'] input\")"
+            browser.wait_for(f"{field}?.value === '2'")
+            for text in ("2e", "-1"):
+                browser.evaluate("document.getElementById('notice').textContent = ''")
+                browser.evaluate(f"{field}.select()")
+                browser.ask("Input.insertText", text=text)
+                browser.evaluate(f"{field}.blur()")
+                browser.wait_for("document.getElementById('notice').textContent !== ''")
+                assert server.client("train.py")["memory_limit_bytes"] == 2 << 30
+                assert "is a number of GiB" in browser.evaluate("document.getElementById('notice').textContent")
+                browser.wait_for(f"{field}?.value === '2'")
+
+
+@needs_chromium
+def test_a_server_that_was_started_anew_is_shown_whatever_the_browsers_clock(
+    server: Serving,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Guards against charts that stood still for as long as the server before had run."""
+    with page(server, tmp_path / "profile") as browser:
+        browser.evaluate("Date.now = () => 0")
+        # As of a server that ran for long: this one numbers its samples from 1.
+        browser.wait_for("samples.length > 0")
+        browser.evaluate("samples[samples.length - 1].number = 1e9")
+        browser.wait_for("samples.length > 0 && samples[samples.length - 1].number < 1e9")
 
 
 @needs_chromium

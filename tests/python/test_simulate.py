@@ -14,7 +14,7 @@ import pytest
 from cudasched import ConfigError, Error, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ROOT, Run
+from support import Run
 
 MS = 1_000_000
 
@@ -48,12 +48,12 @@ def test_a_request_of_several_graphs_ends_where_the_gpu_has_nothing() -> None:
     # Tokens of 1.3 ms, three a request, each read by the host before the next; the server slept between requests.
     submitted = [request * 20_000_000 + token * 1_350_000 for request in range(10) for token in range(3)]
     started: list[int | None] = [at + 5_000 for at in submitted]
-    trace = simulate.trace_of(submitted, started, [1_300_000] * 30, requests=True)
 
     def latency_alone(**options: Any) -> simulate.Row:
-        return simulate.compare([served(trace, arrivals="periodic", rate_hz=40, **options)], [simulate.Arm()])[0]
+        trace = simulate.trace_of(submitted, started, [1_300_000] * 30, **options)
+        return simulate.compare([served(trace, arrivals="periodic", rate_hz=40)], [simulate.Arm()])[0]
 
-    alone = latency_alone()
+    alone = latency_alone(requests=True)
     assert alone.latency_ms and alone.latency_ms.p99 == pytest.approx(1.3, abs=0.02)
     alone = latency_alone(request_gap_ms=5)
     assert alone.latency_ms.p50 == alone.latency_ms.p99 == pytest.approx(4.0, abs=0.05)
@@ -206,7 +206,7 @@ def test_any_arm_makes_progress(
 
 def test_a_trace_says_what_it_holds() -> None:
     trace = simulate.trace_of([0, 10_000], [3_000, None], [5_000, 7_000], name="two")
-    assert (trace.launches, trace.gpu_ms, trace.ends) == (2, pytest.approx(0.012), ())
+    assert (trace.launches, trace.gpu_ms, trace.ends) == (2, pytest.approx(0.012), (2,))
     assert simulate.request(0.5).ends == (1,)
 
 
@@ -267,44 +267,8 @@ def test_arms_without_meaning_are_refused(arm: simulate.Arm) -> None:
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    """A data set as `cudasched.collect` writes it, with another process's launches and some that were not timed."""
     pytest.importorskip("pyarrow")
-    chance = random.Random(3)
-    launches = [(0.009 * launch, chance.uniform(0.004, 0.09)) for launch in range(520)]
-    return recordings.write(
-        tmp_path,
-        "training",
-        launches,
-        pid=[7] * 500 + [8] * 20,
-        label="program:resnet50|forward",
-        grid_x=[launch % 3 for launch in range(520)],
-        duration_ns=[None if launch % 10 == 9 else round(ms * MS) for launch, (_, ms) in enumerate(launches)],
-    )
-
-
-def test_reads_what_collect_writes(recorded: Path) -> None:
-    trace = simulate.read_trace(recorded)
-    assert (trace.name, trace.launches, trace.load) == ("training", 500, "resnet50")
-    assert 0.8 * 500 * 0.047 < trace.gpu_ms < 1.2 * 500 * 0.047
-    cheaper = simulate.read_trace(recorded, recording_us=2)
-    assert cheaper.launches == 500 and cheaper.gpu_ms == pytest.approx(trace.gpu_ms)
-    fast, slow = (simulate.best_effort(one) for one in (cheaper, trace))
-    bare = [simulate.compare([one], [simulate.Arm("open")], seconds=1)[0].best_effort_per_s for one in (fast, slow)]
-    assert bare[0] and bare[1] and bare[0] >= bare[1]
-    with pytest.raises(Error, match="begins with 'other'"):
-        simulate.read_trace(recorded, label="other")
-    assert simulate.read_trace(recorded, label="program:resnet50").launches == 500
-    with pytest.raises(Error, match="nowhere"):
-        simulate.read_trace(recorded.with_name("nowhere.parquet"))
-
-
-def test_what_is_left_out_leaves_no_hole() -> None:
-    # Launches 2 to 9 were another program's, a second long; before them the GPU was done at 300 us.
-    submitted = [0, 10_000, 1_000_000_000, 1_000_010_000]
-    started: list[int | None] = [3_000, 200_000, 1_000_003_000, None]
-    simulate._without_holes([0, 1, 10, 11], submitted, started, [100_000, 100_000, 5_000, 5_000])
-    assert submitted == [0, 10_000, 300_000, 310_000]
-    assert started == [3_000, 200_000, 303_000, None]
+    return recordings.training(tmp_path)
 
 
 # ---- what was measured ---------------------------------------------------------------------------------------------
@@ -432,6 +396,7 @@ def test_a_policy_may_keep_its_state_in_a_dataclass(cudasched: Run, recorded: Pa
         (["--sharing", "cloud"], "there are two_processes, mps and one_process"),
         (["--arrivals", "daily"], "daily"),
         (["--latency-trace", "serve.parquet", "--request-ms", "4"], "--request-ms: the requests are those of"),
+        (["--request-gap-ms", "4"], "--request-gap-ms: it is of the recording of --latency-trace"),
     ],
 )
 def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path, options: list[str], says: str) -> None:
@@ -440,21 +405,6 @@ def test_the_command_refuses_what_has_no_meaning(cudasched: Run, recorded: Path,
     done = cudasched("simulate", str(recorded), *options)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-DATA = ROOT / "training/data"
-
-
-def test_start_up_is_not_replayed_and_what_is_has_a_name() -> None:
-    trace = simulate.read_trace(DATA / "h200_programs.parquet")
-    assert trace.source == "process 1343 on GPU 0, 1 of 6, launches 38 to 39552 of 39552, the longest of 2 parts"
-    alone = simulate.compare([simulate.best_effort(trace)], [simulate.Arm()], seconds=2)[0]
-    assert alone.best_effort_per_s and alone.best_effort_per_s > 0.5
-
-
-def test_a_recording_without_times_of_submission_is_refused() -> None:
-    with pytest.raises(Error, match="does not say when its launches were submitted"):
-        simulate.read_trace(DATA / "h200.parquet")
 
 
 @pytest.mark.parametrize(

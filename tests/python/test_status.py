@@ -136,6 +136,33 @@ def test_units_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert second.coverage == 0.9
 
 
+def test_a_client_that_launches_meanwhile_or_has_work_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter(range(90, 99))
+
+    class Launches(Tables):
+        def read_counts(self, path: str) -> tuple[str, list[tuple[SimpleNamespace, SimpleNamespace | None]]]:
+            read = super().read_counts(path)
+            read[1][0][0].launches = next(looks)
+            return read
+
+    trains = {**RAW, "active": False, "in_flight_ns": 0, "client_class": "best_effort"}
+    runs = {**trains, "slot": 4, "name": "runs.py", "process": 2, "in_flight_ns": 150_000}
+    idles = {**trains, "slot": 5, "name": "idle.py", "process": 3}
+    waits = {**trains, "slot": 6, "name": "waits.py", "process": 4, "waiting": True}
+    monkeypatch.setattr(hook, "_core", Launches(tmp_path, [trains, runs, idles, waits]))
+    (tmp_path / "GPU-1.arbiter").touch()
+    assert show_status(as_json=False, watch=False) == 0
+    rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert {row[2]: row[4] for row in rows} == {
+        "serve.py": "busy",
+        "runs.py": "busy",
+        "idle.py": "idle",
+        "waits.py": "waiting",
+    }
+
+
 def test_what_kernels_make_of_the_gpu_is_said_of_each_best_effort_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from cudasched._table import Column, fitted
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 COLUMNS = [
@@ -44,6 +45,15 @@ def test_where_nothing_has_room_a_name_gets_short_and_no_number_is_cut(width: in
     shown = [line for line in lines(COLUMNS, width) if "196" in line]
     assert [line.split()[1] for line in shown] == ["19640", "19643"]
     assert max(map(len, shown)) <= width
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 100])
+def test_wide_characters_take_two_columns_each(width: int) -> None:
+    """Guards against a name of them that was shortened to twice its room, and cut the columns behind."""
+    columns = [COLUMNS[0], Column("name", ["推論" * 20, "学習.py"], may_shorten=True), *COLUMNS[2:]]
+    shown = [line for line in lines(columns, width) if "196" in line]
+    assert len(shown) == 2 and {cell_len(line) for line in shown} <= set(range(width + 1))
+    assert all(line.endswith("│") for line in shown) and " 学習.py " in shown[1]
 
 
 def test_the_least_important_columns_go_first() -> None:

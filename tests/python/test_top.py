@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from cudasched import control
-from cudasched.observe._gpus import Gpu
+from cudasched.observe._gpus import Foreign, Gpu
 from cudasched.observe._metrics import Device, Metrics, Predictions, Process, RegionMetrics, Times
 from cudasched.observe._rates import Look, Row, rows
 from cudasched.status import Client
@@ -28,7 +28,7 @@ from support import PATIENCE_S, Run, filled
 pytest.importorskip("textual")
 pyte = pytest.importorskip("pyte")
 
-from cudasched.observe.top import columns_of  # noqa: E402
+from cudasched.observe.top import Top, columns_of  # noqa: E402
 
 NOTHING = Times((0,) * 98)
 CLIENT = filled(
@@ -57,7 +57,17 @@ METRICS = filled(
     predictions=Predictions(),
     regions=(RegionMetrics("search", 5.0, 10, 10, NOTHING),),
 )
+ROW = filled(Row, classes=("latency",))
 PROCESS = Process(9, 7, "serve.py", "0", METRICS, (("GPU-1", CLIENT),))
+
+
+def test_a_client_that_misses_every_target_is_first_by_targets() -> None:
+    """Guards against a share of 0 that sorted as no share at all: behind the clients that keep all."""
+    rows_by_share = {share: replace(ROW, attainment=share) for share in (1.0, None, 0.0, 0.5)}
+    column = next(column for column in columns_of([], 200) if column.title == "in SLO %")
+    assert column.descends
+    by_need = sorted(rows_by_share, key=lambda share: column.order(rows_by_share[share]), reverse=True)
+    assert by_need == [0.0, 0.5, 1.0, None]
 
 
 def at(second: float, *processes: Process) -> Look:
@@ -291,6 +301,18 @@ def test_a_refusal_is_said_and_the_screen_goes_on(simulated: Path, quick_device:
         terminal.until(lambda text: "regions decide the class" in text)
         terminal.keys("q")
         assert terminal.end() == 0
+
+
+def test_many_programs_without_cudasched_leave_room_for_the_clients() -> None:
+    """Guards against a line for each of them, which pushed the table off the screen."""
+    foreign = tuple(Foreign(pid, f"notebook{pid}", None, elsewhere=pid == 139) for pid in range(100, 140))
+    top = Top()
+    top._now = Look(1.0, (Device("GPU-1", "H200", gpu=Gpu("GPU-1", foreign=foreign)),), (PROCESS,))
+    top._rows = rows(top._now, None)
+    text = top._summary().plain
+    assert "notebook100 (100) is not under cudasched" in text and "and 36 more programs" in text
+    assert "notebook139 (139) is with another run directory" in text, "what can be mended comes first"
+    assert len(text.splitlines()) < 10
 
 
 def test_without_colour(simulated: Path, quick_device: None, command: str) -> None:

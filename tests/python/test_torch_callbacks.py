@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from types import ModuleType
 
@@ -50,6 +51,23 @@ def test_a_training_that_failed_does_not_nest(engine: Engine, torch: Torch, tran
     callback.on_train_begin(None, None, None)
     callback.on_train_begin(None, None, None)
     callback.on_train_end(None, None, None)
+    assert engine.nothing_open()
+
+
+def test_a_training_after_one_that_failed_in_a_notebooks_cell_is_in_the_region(
+    engine: Engine, torch: Torch, transformers: None
+) -> None:
+    callback = cudasched.torch.trainer_callback()
+
+    async def notebook() -> None:
+        callback.on_train_begin(None, None, None)  # and raises: the loop goes on, and its tasks are outside
+        await asyncio.sleep(0)
+        assert engine.nothing_open()
+        callback.on_train_begin(None, None, None)
+        assert engine.current() == "best_effort"
+        callback.on_train_end(None, None, None)
+
+    asyncio.run(notebook())
     assert engine.nothing_open()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -101,6 +102,19 @@ def test_both_places_are_named_once() -> None:
     assert threading.current_thread().name in text
 
 
+def test_a_collected_objects_own_work_is_heard_inside_an_operations() -> None:
+    order = Order()
+
+    def writes() -> Iterator[int]:  # as Python's collector may at any allocation
+        order.recorded(EVENT, A)
+        yield X
+
+    worker = threading.Thread(target=order.launched, args=("add", A, [], writes()), daemon=True)
+    worker.start()
+    worker.join(PATIENCE_S)
+    assert not worker.is_alive()
+
+
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_asks_for_it(value: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_CHECK_STREAMS", value)
@@ -164,6 +178,16 @@ on(2, lambda: shared.mul(2))
 on(2, lambda: mine.grad.add(1))
 assert len(caught) == 1, caught
 assert left == begun             # by the threads themselves: PyTorch frees a mode that is left too late
+
+
+def higher():
+    called.append(float(torch.cond(torch.tensor(True), lambda x: x + 1, lambda x: x - 1, (torch.ones(()),))))
+    called.append(float(torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(torch.ones(()))))
+
+
+called = []
+on(3, higher)
+assert called == [2, 2], called
 print("done")
 """
 

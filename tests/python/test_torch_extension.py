@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import itertools
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +23,7 @@ from typing import Any
 import cudasched
 import cudasched.torch
 import pytest
-from cudasched import hook
+from cudasched import _partition, hook
 from cudasched.errors import ConfigError
 from cudasched.torch import _adapter, _extension, _give_back, _observe, _regions
 from support import PATIENCE_S, ROOT
@@ -62,7 +69,7 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Does]:
-    """What the allocator does once `observe` is on, which begins with a snapshot of one segment."""
+    """What the allocator does once `observe` is on, which begins with a snapshot of two segments."""
     own = tmp_path / double.name  # state is a process's: each test has a library of its own
     shutil.copy(double, own)
     library = _extension.Library(own)
@@ -74,14 +81,17 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
 
     blocks: list[dict[str, Any]] = [
         {"size": 512, "requested_size": 100, "address": 0x1000, "state": "active_allocated"},
-        {"size": 512, "requested_size": 60, "address": 0x1200, "state": "active_awaiting_free"},
         {"size": 1000, "requested_size": 0, "address": 0x1400, "state": "inactive"},
         {"size": 3000, "requested_size": 0, "address": 0x1800, "state": "inactive"},
     ]
+    of_a_region = [{"size": 512, "requested_size": 60, "address": 0x1200, "state": "active_awaiting_free"}]
 
     def snapshot() -> list[dict[str, Any]]:
         play(SNAPSHOT)
-        return [{"device": 0, "total_size": 5024, "stream": 0, "blocks": blocks}]
+        return [
+            {"device": 0, "total_size": 4512, "stream": 0, "blocks": blocks},
+            {"device": 0, "total_size": 512, "stream": 0x98, "blocks": of_a_region},
+        ]
 
     more = {
         "get_allocator_backend": lambda: "native",
@@ -93,9 +103,9 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
         monkeypatch.setattr(torch, name, value, raising=False)
     monkeypatch.setattr(_extension, "load", lambda: library)
     monkeypatch.setattr(_observe, "_library", None)
-    monkeypatch.setattr(_observe, "_regions_by_name", {"": 0})
+    monkeypatch.setattr(_observe, "_regions_by_name", defaultdict(itertools.count(1).__next__, {"": 0}))
     monkeypatch.setattr(_adapter, "_tell", None)
-    monkeypatch.setattr(_adapter, "_made", [])
+    monkeypatch.setattr(_adapter, "_made", [(0, 0x98, "best_effort")])
     monkeypatch.setattr(_regions, "tell", None)
     for name, value in (("_limits", None), ("_limited", {}), ("_told", set())):
         monkeypatch.setattr(_regions, name, value)
@@ -107,7 +117,7 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
 def test_it_begins_with_what_is_there(does: Does) -> None:
     found = cudasched.torch.memory()
     assert (found.requested_bytes, found.reserved_bytes, found.allocated_bytes) == (160, 5024, 512)
-    assert found.by_class == {"normal": 160, "latency": 0, "best_effort": 0}
+    assert found.by_class == {"normal": 100, "latency": 0, "best_effort": 60}
     assert found.fragmentation == 1 - 3000 / 4000
     does(FREE_REQUESTED, 0x1000, 100)
     assert cudasched.torch.memory().requested_bytes == 160
@@ -134,9 +144,35 @@ def test_allocations_have_the_class_of_their_stream_and_the_region_of_their_thre
         does(ALLOC, 0x7000, 2, stream=0x99)
     does(ALLOC, 0x8000, 1, stream=0x99)
     found = cudasched.torch.memory()
-    assert found.by_class == {"normal": 161, "latency": 32, "best_effort": 5}
+    assert found.by_class == {"normal": 101, "latency": 32, "best_effort": 65}
     assert found.by_region == {"": 166, "answer": 32}
     assert found.by_stream[0x99] == 8
+
+
+def test_a_backward_pass_counts_for_the_region_of_its_forward_pass(does: Does, torch: Torch) -> None:
+    with cudasched.region("best_effort", name="train"):
+        stream = torch.current()
+        does(ALLOC, 0x5000, 30, stream=stream)
+        autograd = threading.Thread(target=does, args=(ALLOC, 0x6000, 12, stream))
+        autograd.start()
+        autograd.join()
+    found = cudasched.torch.memory()
+    assert found.by_region["train"] == 42 and found.by_class["best_effort"] == 102
+
+
+def test_names_of_threads_that_come_at_once_are_counted_apart(does: Does) -> None:
+    names = [[f"{thread}-{place}" for place in range(2000)] for thread in range(4)]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            told = pool.map(lambda mine: [_regions.tell("normal", name) for name in mine], names)  # type: ignore[misc]
+            while len(_observe._regions_by_name) < 8001:
+                cudasched.torch.memory()
+            list(told)
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(set(_observe._regions_by_name.values())) == 8001
 
 
 def test_the_timeline_has_classes_regions_and_what_is_reserved(does: Does) -> None:
@@ -146,7 +182,7 @@ def test_the_timeline_has_classes_regions_and_what_is_reserved(does: Does) -> No
     does(FREE_COMPLETED, 0x5000, 30)
     found = cudasched.torch.memory_timeline()
     assert 1 <= len(found.seconds) <= 3 and found.seconds == sorted(found.seconds)
-    assert max(found.by_class["best_effort"]) == 30
+    assert max(found.by_class["best_effort"]) == 90
     assert max(found.by_region["train"]) == 30 and max(found.by_region[""]) == 160
     assert max(found.reserved_bytes) == 5024 + 2048
     assert {len(each) for each in [*found.by_class.values(), *found.by_region.values()]} == {len(found.seconds)}
@@ -171,6 +207,16 @@ def test_a_regions_limit_is_warned_of_once_and_counted(does: Does) -> None:
     assert cudasched.torch.memory().over_limit == {"train": 2}
 
 
+def test_a_region_on_a_part_of_the_sms_is_counted_and_limited(does: Does, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_partition, "enter", lambda fraction: None)
+    train = cudasched.region("best_effort", sm_fraction=0.5, name="train", memory_limit="1MiB")
+    with pytest.warns(cudasched.HookWarning, match=r"'train' have held more than their memory limit"), train:
+        does(ALLOC, 0x5000, (1 << 20) + 1, stream=0x99)
+    found = cudasched.torch.memory()
+    assert found.by_region == {"": 160, "train": (1 << 20) + 1} and found.over_limit == {"train": 1}
+    assert found.by_class["best_effort"] == 60 + (1 << 20) + 1
+
+
 def test_a_regions_limit_without_observing_says_so_once(
     torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,8 +235,9 @@ def test_a_regions_limit_without_meaning_is_refused(value: object, name: str) ->
         cudasched.region("best_effort", name=name, memory_limit=value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("how", ["block", "function", "coroutine"])
 def test_an_out_of_memory_error_says_who_holds_what(
-    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    how: str, torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OutOfMemoryError(RuntimeError):
         pass
@@ -201,8 +248,21 @@ def test_an_out_of_memory_error_says_who_holds_what(
         SimpleNamespace(name="train.py", pid=3, memory_bytes=40 << 30, client_class="best_effort"),
     ]
     monkeypatch.setattr(sys.modules["cudasched.status"], "status", lambda: [SimpleNamespace(clients=clients)])
-    with pytest.raises(OutOfMemoryError) as raised, cudasched.region("latency"):
+
+    def block() -> None:
+        with cudasched.region("latency"):
+            raises()
+
+    @cudasched.region("latency")
+    def raises() -> None:
         raise OutOfMemoryError("CUDA out of memory")
+
+    @cudasched.region("latency")
+    async def waits() -> None:
+        raises()
+
+    with pytest.raises(OutOfMemoryError) as raised:
+        {"block": block, "function": raises, "coroutine": lambda: asyncio.run(waits())}[how]()
     if sys.version_info >= (3, 11):
         (note,) = raised.value.__notes__
         assert note == ("cudasched: holders: train.py (3) 40.0 GiB best_effort, serve.py (1) 1.0 GiB latency")
@@ -252,10 +312,11 @@ def test_the_engine_empties_pytorchs_cache(
     assert real(str(own)).double_emptied() == 1
 
 
-@pytest.mark.parametrize(("built", "times"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("built", "times", "sm_fraction"), [(True, 1, None), (False, 0, None), (True, 1, 0.5)])
 def test_best_effort_regions_give_back_by_themselves_where_the_extension_is_built(
-    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch, built: bool, times: int
+    torch: Torch, engine: Engine, monkeypatch: pytest.MonkeyPatch, built: bool, times: int, sm_fraction: float | None
 ) -> None:
+    monkeypatch.setattr(_partition, "enter", lambda fraction: None)
     called: list[int] = []
     monkeypatch.setattr(_give_back, "_looked", False)
     monkeypatch.setattr(_give_back, "give_back", lambda: called.append(1))
@@ -264,7 +325,7 @@ def test_best_effort_regions_give_back_by_themselves_where_the_extension_is_buil
         pass
     assert called == []
     for _ in range(2):
-        with cudasched.region("best_effort"):
+        with cudasched.region("best_effort", sm_fraction=sm_fraction):
             pass
     assert len(called) == times
 
@@ -282,6 +343,17 @@ def test_check_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_second_call_does_nothing(does: Does) -> None:
     cudasched.torch.observe()
     assert cudasched.torch.memory().requested_bytes == 160
+
+
+def test_its_thread_gets_no_signals(double: Path, tmp_path: Path) -> None:
+    own = tmp_path / double.name
+    shutil.copy(double, own)
+    tasks = Path("/proc/self/task")
+    before = {task.name for task in tasks.iterdir()}
+    _extension.Library(own).begin()
+    (begun,) = {task.name for task in tasks.iterdir()} - before
+    (blocked,) = re.findall(r"^SigBlk:\s+(\w+)$", (tasks / begun / "status").read_text(), re.MULTILINE)
+    assert int(blocked, 16) & 1 << (signal.SIGTERM - 1)
 
 
 # Beside the extension, in one source with it: a thread that holds its lock until it is told to go.

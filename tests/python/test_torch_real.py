@@ -45,6 +45,19 @@ def test_without_cuda_regions_say_so_once_whichever_comes_first(first: str) -> N
     )
 
 
+def test_gradients_that_python_has_not_seen_are_among_the_tensors_alive() -> None:
+    run(
+        "import torch\n"
+        "from cudasched.torch import _adapter\n"
+        "class OnTheGpu(torch.Tensor):\n"
+        "    is_cuda, get_device = True, lambda self: 0\n"
+        "weights = torch.ones(3).as_subclass(OnTheGpu).requires_grad_()\n"
+        "(weights * 2).sum().backward()\n"
+        "found = list(_adapter._tensors(torch, 0))\n"
+        "assert any(each is weights.grad for each in found), found\n"
+    )
+
+
 COMPILED = """
 import warnings
 warnings.simplefilter("ignore")

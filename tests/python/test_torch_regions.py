@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 import cudasched
 import pytest
 from cudasched import _region, hook
-from cudasched.torch import _adapter, _regions
+from cudasched.torch import _adapter, _check, _regions
 from test_region import Engine as PlainEngine
 
 HANDLES = {"normal": 0x100, "latency": 0x200, "best_effort": 0x300}
@@ -50,12 +51,9 @@ class Engine(PlainEngine):
         assert stream == 0
         return self.is_default_idle
 
-    def region_enter(self, name: str, priority: int, slo_ms: float) -> int:
+    def region_enter(self, name: str, priority: int, slo_ms: float, counted_as: str = "") -> int:
         self._said.append(f"enter {name}")
-        return super().region_enter(name, priority, slo_ms)
-
-    def region_enter_named(self, name: str, priority: int, slo_ms: float, counted_as: str) -> int:
-        return self.region_enter(name, priority, slo_ms)
+        return super().region_enter(name, priority, slo_ms, counted_as)
 
     def region_exit(self, token: int) -> None:
         self._said.append("exit")
@@ -384,6 +382,17 @@ def test_inherit_stays(engine: Engine, torch: Torch) -> None:
     assert torch.said == ["enter latency", "exit"]
 
 
+@pytest.mark.parametrize("stream", ["own", "inherit"])
+def test_a_thread_is_checked_in_regions_of_any_stream(
+    engine: Engine, torch: Torch, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    watched: list[object] = []
+    monkeypatch.setattr(_regions, "_checking", True)
+    monkeypatch.setattr(_check, "watch", watched.append)
+    with cudasched.region("latency", stream=stream):
+        assert watched == [torch]
+
+
 def test_a_stream_may_be_given(engine: Engine, torch: Torch) -> None:
     mine = Stream(torch.said, 0x77)
     with cudasched.region("best_effort", stream=mine):
@@ -576,6 +585,21 @@ def test_in_a_child_that_cannot_use_cuda_nothing_is_done(engine: Engine, torch: 
     torch.bad_fork = True
     with pytest.warns(cudasched.HookWarning), cudasched.region("latency"):
         assert torch.current() == 0
+
+
+def test_the_child_of_a_fork_has_none_of_the_parents_streams(engine: Engine, torch: Torch) -> None:
+    with cudasched.region("latency") as region:
+        said, streams = len(torch.said), _adapter._streams
+        assert streams is not None
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.bad_fork = True
+                region.__exit__(None, None, None)
+                os._exit(torch.said[said:] != ["exit"] or bool(streams._thread.devices))
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_what_fails_costs_the_streams_and_not_the_program(

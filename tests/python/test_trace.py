@@ -322,6 +322,24 @@ gpu.synchronize()
     assert {child["name"]: child["launches"] for child in data["children"]}["request"] == 4
 
 
+def test_device_times_of_a_program_that_becomes_another_are_there_once(cudasched: Run, with_cupti: Path) -> None:  # noqa: F811
+    """Guards against each of both having the other's times, too: they have one pid."""
+    ended = traced(
+        cudasched,
+        f"""
+gpu.launch(4, stream=stream)
+gpu.synchronize()
+time.sleep(0.1)
+os.execv(sys.executable, [sys.executable, {str(LAUNCHER)!r}, "7"])
+""",
+        "--device-times",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "11 launches of 2 processes, 11 with device times" in ended.stderr
+    tracks = Counter(each.track for each in parse(TRACE).of("gpu"))
+    assert sorted(tracks.values()) == [4, 7]
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
 def test_a_flame_graph_of_a_program_without_a_class_says_that_it_has_no_time(cudasched: Run, simulated: Path) -> None:
     launcher = str(Path(__file__).with_name("launcher.py"))
@@ -414,6 +432,15 @@ def test_files_that_cannot_be_written_are_said_before_anything_runs(cudasched: R
         assert ended.stdout == ""
         assert re.match(r"cudasched: error: (-o|--flame) .+: ", ended.stderr), ended.stderr
     assert not list(Path().glob("*.parts"))
+
+
+def test_a_trace_and_its_flame_graph_are_two_files(cudasched: Run, simulated: Path) -> None:
+    """Guards against a trace that its own flame graph replaced."""
+    Path("link").symlink_to("out.pftrace")
+    for name in ("out.pftrace", "../" + Path().absolute().name + "/link"):
+        ended = cudasched("trace", "-o", "out.pftrace", "--flame", name, "--", sys.executable, "-c", "print('ran')")
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert f"--flame {name}: the trace goes there" in ended.stderr
 
 
 def test_options_without_meaning_are_usage_errors(cudasched: Run, simulated: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +20,10 @@ import axpy_space
 import pytest
 from axpy_space import REFERENCE, SPACE
 from cudasched.errors import ConfigError, Error
-from cudasched.tune import Settings, as_header, read, tune
+from cudasched.tune import Settings, as_header, read, tune, workers
 from cudasched.tune import compile as compilation
 from cudasched.tune import profile as tools
+from cudasched.tune.compile import Compiled
 from cudasched.tune.measurement import Measurement
 from cudasched.tune.workers import Limits, Live, Request, Worker
 from support import PATIENCE_S, Run
@@ -88,6 +90,14 @@ def test_each_configuration_is_checked_and_timed_and_what_does_not_fit_is_said(a
         else:
             assert made.status == "ok" and len(made.samples_us) == 3 and made.time_us, made
             assert made.registers == 32 and 0 < made.occupancy <= 1 and made.run_s > 0
+
+
+def test_the_simulated_driver_is_told_before_anything_is_compiled(axpy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (axpy / "axpy.cu").write_text("")
+    monkeypatch.setattr(compilation, "choose", lambda _="auto": "nvcc")
+    monkeypatch.setattr(compilation, "compile_source", lambda *_: pytest.fail("it compiles"))
+    with pytest.raises(Error, match="the simulated driver runs no compiled kernel: tune on a GPU"):
+        Live(read(axpy / "axpy.toml"), axpy / "axpy.cu", processes=1)
 
 
 def test_a_wrong_result_is_never_timed(axpy: Path) -> None:
@@ -171,6 +181,36 @@ def test_a_worker_that_is_killed_costs_one_configuration(axpy: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         statuses = [made.status for _, made in live.measure([Request(i, 1) for i in range(3)])]
     assert statuses.count("crashed") == 1 and statuses.count("ok") == 2
+
+
+def test_a_compiler_that_answers_while_the_gpu_is_made_ready_is_not_late(
+    axpy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against images that were thrown away: after a fault, a new worker on the GPU may take minutes."""
+    chosen = read(axpy / "axpy.toml")
+    assert chosen.source is not None
+    compiled: deque[tuple[Request, Compiled]] = deque()
+    with Live(chosen, chosen.source, processes=1) as live:
+        (compiler,) = live._compilers
+        measured = live._measured
+
+        def late(*given: Any) -> Measurement:
+            assert compiler.connection is not None and compiler.connection.poll(PATIENCE_S)
+            compiler.deadline = 0.0
+            return measured(*given)
+
+        def collected() -> list[tuple[int, str]]:
+            return [(request.index, made.status) for request, made in live._collect(compiled)]
+
+        live._compile(compiler, Request(0, 1), compiled)
+        eventually(lambda: collected() or compiled)
+        live._run(*compiled.popleft())
+        live._compile(compiler, Request(1, 1), compiled)
+        with monkeypatch.context() as patched:
+            patched.setattr(live, "_measured", late)
+            patched.setattr(workers, "wait", lambda connections, timeout: [live._gpu_worker.connection])
+            assert collected() == [(0, "ok")]
+        assert collected() == [] and [request.index for request, _ in compiled] == [1]
 
 
 def workers_of(run_directory: str) -> list[int]:

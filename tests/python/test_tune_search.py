@@ -173,6 +173,25 @@ def test_memory_counts_as_the_objective_says() -> None:
     assert frugal.index != hungry
 
 
+@pytest.mark.parametrize(
+    "objective", [Objective(min_occupancy=0.6), Objective(memory=0.5)], ids=["occupancy", "memory"]
+)
+def test_the_best_are_those_that_the_objective_says(objective: Objective) -> None:
+    """Guards against faster configurations that may not win, listed above the winner."""
+    costly = {SMALL.best()[0], *range(0, len(SMALL.measurements), 3)}
+    recorded = replace(
+        SMALL,
+        measurements=tuple(
+            replace(one, workspace_bytes=10**8, occupancy=0.5) if i in costly else one
+            for i, one in enumerate(SMALL.measurements)
+        ),
+    )
+    tuned = run(Replay(recorded), Settings(strategy="exhaustive", evaluations=10_000, warm=False, objective=objective))
+    best = tuned.best()
+    assert len(best) == 10 and best[0][0] == tuned.index
+    assert all(one.occupancy >= objective.min_occupancy for _, one in best)
+
+
 def test_low_occupancy_is_passed_over_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     told: set[int] = set()
     monkeypatch.setattr(Exhaustive, "tell", lambda _, index, score: told.add(index))
@@ -271,6 +290,33 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         assert not {one.index for one in watched.requests} & (set(first.measurements) - {second.index})
         ends = [(one.evaluations, one.ended is not None) for one in database.runs()]
         assert ends == [(30, True), (12, False)]
+
+
+def test_configurations_that_failed_count_as_tried(tmp_path: Path) -> None:
+    """Guards against a run's number of configurations that began with the first that had a time."""
+
+    class Late(Replay):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            for request, made in super().measure(requests):
+                yield request, made if request.index >= 3 else Measurement("wrong")
+
+    with Database(tmp_path / "tune.sqlite") as database:
+        run(Late(SMALL), Settings(strategy="exhaustive", evaluations=10, warm=False), database=database)
+        (kept,) = database.runs()
+    assert kept.evaluations == 10 and len(kept.trace) == 7
+
+
+def test_an_interrupt_before_the_first_time_is_an_interrupt(tmp_path: Path) -> None:
+    """Guards against Ctrl-C that was reported as a space in which nothing can be used."""
+
+    class Interrupted(Replay):
+        def measure(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Measurement]]:
+            raise KeyboardInterrupt
+
+    with Database(tmp_path / "tune.sqlite") as database:
+        with pytest.raises(KeyboardInterrupt):
+            run(Interrupted(SMALL), Settings(strategy="random", warm=False), database=database)
+        assert [(one.evaluations, one.ended) for one in database.runs()] == [(0, None)]
 
 
 def test_an_interrupt_while_the_best_are_timed_again_keeps_the_run(tmp_path: Path) -> None:
@@ -457,8 +503,9 @@ def test_a_recording_that_is_another_file_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "deep.npz", "w") as packed:
         about = b"{'descr': '|u1', 'fortran_order': False, 'shape': (9" + b"9" * 60
         packed.writestr("header.npy", b"\x93NUMPY\x01\x00v\x00" + about)
-    for name in ("one.npz", "deep.npz"):
-        with pytest.raises(Error, match=f"{name}: it is no recording of a space"):
+    (tmp_path / "text.npz").write_text("nothing")  # of which NumPy says how to run code in it
+    for name in ("one.npz", "deep.npz", "text.npz"):
+        with pytest.raises(Error, match=f"{name}: it is no recording of a space, or is damaged$"):
             Recording.load(tmp_path / name)
 
 

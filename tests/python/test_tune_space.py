@@ -65,6 +65,8 @@ def test_the_spaces_of_the_kernels_have_a_thousand_to_five_thousand_configuratio
         ('role = "output"', 'role = "input"', "nothing could be checked"),
         ('size = "n"', 'sizes = "n"', "did you mean 'size'?"),
         ("[shape]", "[shape]\nTHREADS = 1", "THREADS is in shape and in parameters"),
+        ("[parameters]", "[parameters]\nthreads = [1]", "threads is in parameters and in every expression"),
+        ("[shape]", "[shape]\nmin = 1", "min is in shape and in every expression"),
         ("[launch]", "[launch]\ncolour = 1", "colour is not known"),
         ('source = "scale.cu"', "source = [", "not TOML"),
         ('source = "scale.cu"', f"deep = {'[' * 5000}", "not TOML"),

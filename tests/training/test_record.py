@@ -61,6 +61,12 @@ def run(machine: dict[str, str], out: Path, *options: str) -> subprocess.Complet
     )
 
 
+def test_a_machine_without_a_driver_is_one_line(machine: dict[str, str], tmp_path: Path) -> None:
+    done = run({**machine, "CUDASCHED_DRIVER": str(tmp_path / "none")}, tmp_path / "out")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("not recorded: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_program_is_recorded_by_both_times_packed_and_unpacked(machine: dict[str, str], tmp_path: Path) -> None:
     done = run(machine, tmp_path / "out", "--tiny")
     assert done.returncode == 0, done.stdout + done.stderr

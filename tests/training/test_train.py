@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,18 @@ def test_what_nothing_can_be_made_of_is_one_line(
     assert {"train": train, "evaluate": evaluate, "export": export}[what].main([*given, *out]) == 1
     said = capsys.readouterr().err
     assert said.startswith(f"not {what.removesuffix('e')}ed: ") and said.count("\n") == 1 and says in said
+
+
+@pytest.mark.parametrize("file", ["report.json", "model.ubj"])
+def test_a_damaged_model_is_one_line(
+    file: str, trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained, model)
+    (model / file).write_text("{")
+    assert export.main(["--model", str(model), "--data", str(sweeps), "--out", str(tmp_path / "out")]) == 1
+    said = f"not exported: {model / file} is damaged: train the model again\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 @pytest.mark.parametrize("name", baselines.BASELINES)

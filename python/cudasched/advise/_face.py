@@ -13,8 +13,9 @@ from cudasched.advise.occupancy import ARCHITECTURES, WARP_THREADS
 from cudasched.advise.origins import Origin, origin_of
 from cudasched.advise.peaks import peaks_of
 from cudasched.advise.report import Finding, Function, Kernel, Report
+from cudasched.collect._cost import slowed
 from cudasched.errors import Error
-from cudasched.status import GRAPH_CHANGES
+from cudasched.status import GRAPH_CHANGES, LEVELS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -128,7 +129,7 @@ def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
                 launches=sum(shape.launches for shape in shapes),
                 time_ns=sum(times) if times else None,
                 share=sum(times) / total_ns if times and total_ns else None,
-                level=min((shape.level for shape in shapes), key=rules.LEVELS.index),
+                level=min((shape.level for shape in shapes), key=LEVELS.index),
                 time_at_stake_ns=sum(stakes) if stakes else None,
                 shapes=tuple(mine),
             )
@@ -180,7 +181,7 @@ def _kernel(subject: rules.Subject) -> Kernel:
     )
 
 
-def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[str, ...]:
+def _notes(run: profile.Run, kernels: list[Kernel], prediction: str, slow: str) -> tuple[str, ...]:
     launches = sum(kernel.launches for kernel in kernels)
     timed = sum(kernel.timed_launches for kernel in kernels)
     overlapped = sum(kernel.overlapped_launches for kernel in kernels)
@@ -225,8 +226,7 @@ def _notes(run: profile.Run, kernels: list[Kernel], prediction: str) -> tuple[st
                 f"predicted to take up to {ns / 1e6:.1f} ms ({nodes} nodes), for the reason {reason}{change} "
                 "(docs/graphs.md)"
             )
-    if prediction:
-        notes.append(prediction)
+    notes += [note for note in (prediction, slow) if note]
     return tuple(notes)
 
 
@@ -279,7 +279,7 @@ def advise(data: str | os.PathLike[str] | Any, *, model: Predicts | None = None)
         launches=sum(group.launches for group in groups),
         timed_launches=sum(group.timed for group in groups),
         time_ns=sum(times) if times else None,
-        notes=_notes(run, kernels, note) + rules.unknown_to_the_model(subjects),
+        notes=_notes(run, kernels, note, slowed([data], run.timing)) + rules.unknown_to_the_model(subjects),
         program=_program(data, subjects),
         functions=_functions(kernels, sum(times)),
         kernels=tuple(kernels),

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cudasched import simulate
+from cudasched._text import counted
 from cudasched.advise import profile
 from cudasched.advise.names import qualified_name
 from cudasched.advise.peaks import peaks_of
 from cudasched.errors import ConfigError, Error
+from cudasched.simulate._limits import LIMITS, checked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +44,9 @@ CONTEXT_BYTES = 600 << 20
 """That the driver takes for a context, beside the program's own (an H200)."""
 MEASURED_ON = ("H100", "H200")
 _SHOWN_KERNELS = 3
+_FEW_REQUESTS = 10
+_SLOWER = 1.1
+"""Alone in a simulation, than a client sees."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,6 @@ class Recording:
 
     Attributes:
         path: The file.
-        gpu: Its GPU's name.
         trace: Its launches, each with the most of the GPU that it may take.
         least: The same with the least.
         launches_per_s: In the recording.
@@ -143,7 +147,6 @@ class Recording:
     """
 
     path: str
-    gpu: str
     trace: simulate.Trace
     least: simulate.Trace
     launches_per_s: float
@@ -161,6 +164,11 @@ class Recording:
     def name(self) -> str:
         """Of the program."""
         return self.trace.name
+
+    @property
+    def gpu(self) -> str:
+        """Its GPU's name; empty: not known."""
+        return self.trace.gpu
 
 
 @dataclass(frozen=True)
@@ -248,16 +256,19 @@ class Forecast:
 # ---- recordings ----------------------------------------------------------------------------------------------------
 
 
-def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -> Recording:
+def read(
+    path: str | os.PathLike[str], *, request_gap_ms: float | None = None, recording_us: float | None = None
+) -> Recording:
     """Reads a recording of one program alone.
 
     Args:
         path: Of `cudasched collect`.
-        request_gap_ms: As of `cudasched.simulate.latency`.
+        request_gap_ms: As of `cudasched.simulate.read_trace`.
+        recording_us: Likewise.
 
     Raises:
-        ConfigError: The gap is out of its limits.
-        Error: It cannot be read or replayed (`cudasched.simulate.read_trace`), has no launches, or times below 0.
+        ConfigError: The gap or the cost is out of its limits.
+        Error: It cannot be read or replayed (`cudasched.simulate.read_trace`).
     """
     from cudasched import collect
 
@@ -266,27 +277,19 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
     import numpy as np
     import pyarrow.compute as pc
 
-    if len(table) == 0:
-        raise Error(f"{file} has no launches: record the program while it works, with `cudasched collect`")
-    wrong = pc.sum(pc.less(table["duration_ns"], 0)).as_py() or pc.sum(pc.less(table["start_ns"], 0)).as_py()
-    if wrong:
-        raise Error(f"{file}: {wrong} launches have times below 0, so it was edited or is damaged: record it again")
-    trace, rows = simulate.trace_in(table, file)
-    taken = table.take(rows)
     run = profile.metadata(table)
+    trace, rows = simulate.trace_in(table, file, request_gap_ms=request_gap_ms, recording_us=recording_us)
+    taken = table.take(rows)
     durations = np.nan_to_num(np.asarray(taken["duration_ns"].to_numpy(zero_copy_only=False), np.float64))
     most, least, told = _shares(taken, run, durations)
     submitted = np.asarray(taken["submitted_ns"])
-    gap_ms = simulate.REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
-    gap_ns = round(simulate.checked("request_gap_ms", gap_ms) * 1e6)
-    own_ends = trace.ends if request_gap_ms is None else ()
-    starts = submitted[[0, *(own_ends or trace.core.request_ends(gap_ns))[:-1]]]
+    starts = submitted[[0, *trace.ends[:-1]]]
+    between_ns = int(starts[-1] - starts[0])
     span_ns = max(int(submitted[-1] - submitted[0]), int(trace.gpu_ms * 1e6), 1)
     graphs = np.asarray(pc.equal(taken["kind"].cast("string"), "graph"))
     metadata = table.schema.metadata or {}
     return Recording(
         path=str(file),
-        gpu=run.gpu,
         trace=replace(trace, core=trace.core.with_shares(*most)),
         least=replace(trace, core=trace.core.with_shares(*least)),
         launches_per_s=len(rows) / span_ns * 1e9,
@@ -294,7 +297,7 @@ def read(path: str | os.PathLike[str], *, request_gap_ms: float | None = None) -
         untold=float(durations[~told].sum() / max(durations.sum(), 1)),
         kernels=_longest(taken["function"].cast("string").to_pylist(), durations),
         longest_ms=float(durations[~graphs].max(initial=0) / 1e6),
-        request_hz=(len(starts) - 1) / float(starts[-1] - starts[0]) * 1e9 if len(starts) > 1 else None,
+        request_hz=(len(starts) - 1) / between_ns * 1e9 if between_ns else None,
         requests=len(starts),
         memory_bytes=int(metadata.get(b"cudasched.memory_peak", b"0")),
         gpu_memory_bytes=int(metadata.get(b"cudasched.memory", b"0")),
@@ -308,7 +311,6 @@ def unrecorded(trace: simulate.Trace) -> Recording:
     halves = trace.core.with_shares([0.5] * count, [0.0] * count)
     return Recording(
         path="",
-        gpu="",
         trace=trace,
         least=replace(trace, core=halves),
         launches_per_s=count / trace.gpu_ms * 1e3,
@@ -317,7 +319,7 @@ def unrecorded(trace: simulate.Trace) -> Recording:
         kernels=(),
         longest_ms=0.0,
         request_hz=None,
-        requests=max(len(trace.ends), 1),
+        requests=len(trace.ends),
         memory_bytes=0,
         gpu_memory_bytes=0,
         identity=(hash(trace.name), 0, 0),
@@ -391,7 +393,6 @@ def forecast(
     rate_hz: float | None = None,
     arrivals: str = "poisson",
     slo_ms: float | None = None,
-    request_gap_ms: float | None = None,
     alone_ms: float | None = None,
     seconds: float | None = None,
     seed: int = 1,
@@ -404,7 +405,6 @@ def forecast(
         rate_hz: Requests a second; None: as in the recording.
         arrivals: As of `cudasched.simulate.latency`.
         slo_ms: Target for P99, ms from the arrival.
-        request_gap_ms: As of `read`.
         alone_ms: P50 of a request alone, as its client sees it, ms: a recording has no host time before a request's
             first launch and after its last. None: there is none.
         seconds: To simulate; None: four thousand requests, or as long as some hundred thousand launches take.
@@ -416,18 +416,18 @@ def forecast(
     """
     for what, value in (("rate_hz", rate_hz), ("slo_ms", slo_ms), ("alone_ms", alone_ms)):
         if value is not None:
-            simulate.checked(what, value)
+            checked(what, value)
     refuse_mismatch([server, program])
     if rate_hz is None:
         if server.request_hz is None:
             raise ConfigError(
-                f"{server.path} holds {server.requests} request: name the rate with --rate-hz, or with "
-                "--request-gap-ms how long the GPU has nothing to do between two"
+                f"{server.path} holds {counted(server.requests, 'request', 'requests')}: name the rate with --rate-hz, "
+                "or with --request-gap-ms how long the GPU has nothing to do between two"
             )
         rate_hz = server.request_hz
     if seconds is None:
         each = program.launches_per_s + rate_hz * server.trace.launches / server.requests
-        seconds = max(min(_TIMES * REQUESTS / rate_hz, MOST_LAUNCHES / each), 1.0)
+        seconds = max(min(_TIMES * REQUESTS / rate_hz, MOST_LAUNCHES / each, LIMITS["seconds"][1]), 1.0)
 
     def requests(trace: simulate.Trace, prepare_ms: float = 0.0) -> simulate.Client:
         return simulate.latency(
@@ -435,7 +435,6 @@ def forecast(
             rate_hz=rate_hz,
             seconds=seconds,
             arrivals=arrivals,
-            request_gap_ms=request_gap_ms,
             prepare_ms=prepare_ms,
             seed=seed,
         )
@@ -462,6 +461,12 @@ def forecast(
     never = simulate.Latency(longest_ms, longest_ms, longest_ms, longest_ms, 0)
     modes = {name: _mode(MODES[name], ends[name], alone.latency_ms, never) for name in names}
     choice = choose(modes, slo_ms)
+    notes = limits_of([server], [program], alone.latency_ms.n)
+    if alone_ms is not None and alone.latency_ms.p50 > _SLOWER * alone_ms:
+        notes += (
+            f"{server.name} alone has a P50 of {alone.latency_ms.p50:.2f} ms in the simulation, not {alone_ms:g}. If "
+            "that is of this rate, its host was slower while it was recorded: raise --recording-us until both agree",
+        )
     return Forecast(
         server=server.name,
         program=program.name,
@@ -475,7 +480,7 @@ def forecast(
         cost=modes[choice].cost,
         memory=memory_of([server, program]),
         why=_why(program, modes, choice, slo_ms),
-        notes=limits_of([server, program], alone.latency_ms.n),
+        notes=notes,
     )
 
 
@@ -527,9 +532,17 @@ def _why(program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo
     return tuple(said)
 
 
-def limits_of(recordings: Sequence[Recording], requests: int) -> tuple[str, ...]:
-    """Limits of what is forecast of programs, for people; P99 is of so many requests."""
+def limits_of(servers: Sequence[Recording], others: Sequence[Recording], requests: int) -> tuple[str, ...]:
+    """Limits of what is forecast of servers and programs, for people; P99 is of so many requests."""
+    recordings = [*servers, *others]
     notes = ["copies between host and GPU are not in a recording, nor in the forecast"]
+    notes += [f"{each.name}: {each.trace.slowed}" for each in recordings if each.trace.slowed]
+    notes += [
+        f"{each.name}: {counted(each.requests, 'recorded request stands', 'recorded requests stand')} for all "
+        f"({each.trace.source}): record more, less than a second apart"
+        for each in servers
+        if each.path and each.requests < _FEW_REQUESTS
+    ]
     gpu = next((each.gpu for each in recordings if each.gpu), "")
     if not any(name in gpu for name in MEASURED_ON):
         notes.append(

@@ -28,12 +28,14 @@ from cudasched.advise import beside
 from cudasched.advise.beside import Interval, Memory, Mode, Recording
 from cudasched.demo.arrivals import ARRIVALS
 from cudasched.errors import ConfigError, Error
+from cudasched.simulate._limits import LIMITS, checked
 
 __all__ = ["Fit", "Load", "Program", "fit", "read"]
 
-_NUMBERS = ("request_ms", "rate_hz", "slo_ms", "alone_ms", "request_gap_ms")
+_NUMBERS = ("request_ms", "rate_hz", "slo_ms", "alone_ms", "request_gap_ms", "recording_us")
 _KEYS = ("recording", "class", *_NUMBERS, "arrivals")
-_OF_BEST_EFFORT = ("recording", "class")
+_OF_BEST_EFFORT = ("recording", "recording_us", "class")
+_OF_RECORDINGS = ("request_gap_ms", "recording_us")
 _TIMES = 4
 """So many times the requests that a P99 needs: with fewer, a knee differs by a tenth from seed to seed."""
 _MOST_LAUNCHES = beside.MOST_LAUNCHES // 4
@@ -57,7 +59,6 @@ class Program:
         rate_hz: Mean rate of requests; 0 of best effort.
         slo_ms: Target for P99, ms from the arrival; None: there is none.
         arrivals: As of `cudasched.simulate.latency`.
-        request_gap_ms: As of `cudasched.simulate.latency`.
         alone_ms: As of `cudasched.advise.beside.forecast`.
     """
 
@@ -66,7 +67,6 @@ class Program:
     rate_hz: float = 0.0
     slo_ms: float | None = None
     arrivals: str = "poisson"
-    request_gap_ms: float | None = None
     alone_ms: float | None = None
 
 
@@ -151,7 +151,7 @@ def _check(key: str, value: object) -> None:
     if key not in _KEYS:
         raise ConfigError(f"{key} is not known{closest(key, _KEYS) or '; there are ' + ', '.join(_KEYS)}")
     if key in _NUMBERS:
-        simulate.checked(key, value)
+        checked(key, value)
     elif not isinstance(value, str):
         raise ConfigError(f"{key} is a text, not {shown(value)}")
     elif key == "arrivals" and value not in ARRIVALS:
@@ -166,8 +166,11 @@ def _program(name: str, table: Mapping[str, Any], directory: Path) -> Program:
         raise ConfigError(f"{other} is of latency programs: best effort has no requests")
     if ("recording" in table) == ("request_ms" in table):
         raise ConfigError("it needs a recording, or of a server request_ms; one of the two")
+    if "request_ms" in table and (other := next((key for key in _OF_RECORDINGS if key in table), "")):
+        raise ConfigError(f"{other} is of a recording, and request_ms needs none")
     if "recording" in table:
-        recording = beside.read(directory / table["recording"], request_gap_ms=table.get("request_gap_ms"))
+        of_recording = {key: table[key] for key in _OF_RECORDINGS if key in table}
+        recording = beside.read(directory / table["recording"], **of_recording)
     else:
         recording = beside.unrecorded(simulate.request(table["request_ms"], kernels=_REQUEST_KERNELS, name=name))
     recording = replace(recording, trace=replace(recording.trace, name=name), least=replace(recording.least, name=name))
@@ -176,7 +179,7 @@ def _program(name: str, table: Mapping[str, Any], directory: Path) -> Program:
     rate_hz = table.get("rate_hz", recording.request_hz)
     if rate_hz is None:
         raise ConfigError(f"rate_hz is needed: the recording holds {recording.requests} request")
-    options = {key: table[key] for key in ("slo_ms", "arrivals", "request_gap_ms", "alone_ms") if key in table}
+    options = {key: table[key] for key in ("slo_ms", "arrivals", "alone_ms") if key in table}
     return Program(recording, "latency", rate_hz, **options)
 
 
@@ -202,8 +205,9 @@ def fit(programs: Mapping[str, Program], *, slo: bool = True, seed: int = 1) -> 
     if slo and (without := [name for name, server in mix.servers.items() if server.slo_ms is None]):
         raise ConfigError(f"{', '.join(without)}: name slo_ms, which bounds the load")
     modes = {name: mix.load(name, slo) for name in beside.MODES}
-    recordings = [program.recording for program in (*mix.servers.values(), *mix.others.values())]
-    notes = beside.limits_of(recordings, min(load.requests for load in modes.values()))
+    servers, others = ([one.recording for one in each.values()] for each in (mix.servers, mix.others))
+    recordings = servers + others
+    notes = beside.limits_of(servers, others, min(load.requests for load in modes.values()))
     if len(programs) != 2:
         notes = (*notes, "the intervals are of one server beside one program; of other mixes nothing was measured")
     return Fit(
@@ -244,7 +248,6 @@ class _Mix:
             rate_hz=one.rate_hz * scale,
             seconds=seconds,
             arrivals=one.arrivals,
-            request_gap_ms=one.request_gap_ms,
             prepare_ms=self._host_ms.get(name, 0.0),
             seed=self._seeds[name],
         )
@@ -309,7 +312,7 @@ class _Mix:
         request_ms = [one.recording.trace.gpu_ms / one.recording.requests for one in self.servers.values()]
         top = len(rates) / sum(rate * ms / 1e3 for rate, ms in zip(rates, request_ms, strict=True))
         scales = [top * 2 ** (step / _STEPS_PER_DOUBLING) for step in range(-_DOUBLINGS * _STEPS_PER_DOUBLING, 1)]
-        least, most = simulate.LIMITS["rate_hz"]
+        least, most = LIMITS["rate_hz"]
         return [scale for scale in scales if least <= min(rates) * scale and max(rates) * scale <= most] or [1.0]
 
     def load(self, name: str, slo: bool) -> Load:

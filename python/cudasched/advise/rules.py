@@ -15,12 +15,12 @@ from cudasched.advise.origins import Origin
 from cudasched.advise.peaks import Peaks, arithmetic_of
 from cudasched.advise.profile import Group
 from cudasched.advise.report import Affected, Finding, Level
+from cudasched.status import LEVELS
 
 __all__ = [
     "CRITICAL_GAIN",
     "CRITICAL_SHARE",
     "KERNEL_RULES",
-    "LEVELS",
     "SHOWN",
     "WARNING_GAIN",
     "Subject",
@@ -552,10 +552,6 @@ def find(subject: Subject) -> tuple[Finding, ...]:
         return ()
     found = [finding for finding in (rule(subject) for rule in KERNEL_RULES) if finding is not None]
     return tuple(sorted(found, key=lambda finding: (-(finding.time_at_stake_ns or 0), -finding.expected_gain)))
-
-
-LEVELS: tuple[Level, ...] = ("critical", "warning", "good", "not judged")
-"""The worst first."""
 
 
 def level(subject: Subject, findings: Sequence[Finding]) -> Level:

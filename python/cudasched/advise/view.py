@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cudasched._document import page
-from cudasched._text import printable
+from cudasched._text import duration, printable
 from cudasched.advise.diff import Change
 from cudasched.advise.report import Finding, Function, Kernel, Report
 
@@ -22,15 +22,6 @@ _STYLES = {"critical": "bold red", "warning": "yellow", "good": "green", "not ju
 _MOST_AFFECTED = 5
 _MEDIUM_COLUMNS = 70
 _LEAST_NAME_CHARS, _MAX_NAME_CHARS = 30, 48
-
-
-def _time(time_ns: float | None) -> str:
-    if time_ns is None:
-        return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if time_ns >= size:
-            return f"{time_ns / size:.3g} {unit}" if time_ns < 1000 * size else f"{time_ns / size:.0f} {unit}"
-    return f"{time_ns:.0f} ns"
 
 
 def _percent(part: float | None) -> str:
@@ -62,15 +53,15 @@ def _label(kernel: Kernel) -> str:
 _Cell = Callable[[Function, Kernel], str]
 
 _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
-    ("time", 0, lambda function, _: _time(function.time_ns)),
+    ("time", 0, lambda function, _: duration(function.time_ns)),
     ("share", 9, lambda function, _: _percent(function.share)),
-    ("at stake", 0, lambda function, _: _time(function.time_at_stake_ns) if function.level != "not judged" else "-"),
+    ("at stake", 0, lambda function, _: duration(function.time_at_stake_ns) if function.level != "not judged" else "-"),
     ("launches", 8, lambda function, _: str(function.launches)),
     ("shapes", 3, lambda function, _: str(len(function.shapes))),
     ("grid", 5, lambda _, kernel: _shape(kernel.grid) if kernel.kind == "kernel" else "-"),
     ("block", 4, lambda _, kernel: _shape(kernel.block) if kernel.kind == "kernel" else "-"),
-    ("each", 7, lambda _, kernel: _time(kernel.mean_ns)),
-    ("predicted", 6, lambda _, kernel: _time(kernel.predicted_ns)),
+    ("each", 7, lambda _, kernel: duration(kernel.mean_ns)),
+    ("predicted", 6, lambda _, kernel: duration(kernel.predicted_ns)),
     ("occupancy", 5, lambda _, kernel: _percent(kernel.occupancy)),
     ("waves", 2, lambda _, kernel: _waves(kernel)),
     ("lanes", 1, lambda _, kernel: _percent(kernel.block_efficiency)),
@@ -107,7 +98,7 @@ def _fitting(rows: Sequence[tuple[Function, Kernel]], columns: int, left_out: Co
 def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
     for finding in findings:
         gain = f"up to {_percent(finding.expected_gain)}"
-        at_stake = "" if finding.time_at_stake_ns is None else f", {_time(finding.time_at_stake_ns)}"
+        at_stake = "" if finding.time_at_stake_ns is None else f", {duration(finding.time_at_stake_ns)}"
         yield Text.assemble(
             (f"{finding.level}: ", _STYLES[finding.level]),
             printable(finding.reason),
@@ -117,7 +108,7 @@ def _advice(findings: tuple[Finding, ...]) -> Iterator[Text]:
         )
         for affected in finding.kernels[:_MOST_AFFECTED]:
             yield Text(
-                f"  {_short(affected.name)}: {affected.launches} launches, {_time(affected.time_at_stake_ns)}",
+                f"  {_short(affected.name)}: {affected.launches} launches, {duration(affected.time_at_stake_ns)}",
                 style="dim",
             )
         if len(finding.kernels) > _MOST_AFFECTED:
@@ -138,7 +129,7 @@ def terminal(report: Report, *, columns: int, top: int) -> RenderableType:
         columns: Width of the terminal; a narrow one gets fewer columns and the same advice.
         top: At most so many kernels; 0: all.
     """
-    title = f"{report.launches} launches, {_time(report.time_ns)} on {printable(report.gpu) or 'an unnamed GPU'}"
+    title = f"{report.launches} launches, {duration(report.time_ns)} on {printable(report.gpu) or 'an unnamed GPU'}"
     parts: list[RenderableType] = [
         Text(f"{printable(report.command)}: {title}" if report.command else title, style="bold")
     ]
@@ -219,9 +210,9 @@ def changes(found: Sequence[Change], *, top: int) -> RenderableType:
             launches += f" -> {change.after_launches}"
         table.add_row(
             Text(_short(change.name)),
-            _time(change.before_ns),
-            _time(change.after_ns),
-            f"{sign}{_time(abs(change.change_ns))}",
+            duration(change.before_ns),
+            duration(change.after_ns),
+            f"{sign}{duration(abs(change.change_ns))}",
             launches,
             "-" if change.each is None else f"{change.each:.2f} x",
         )
@@ -235,7 +226,7 @@ def html(report: Report) -> str:
         Error: jinja2 is not installed.
     """
     filters: dict[str, Callable[..., Any]] = {
-        "time": _time,
+        "time": duration,
         "percent": _percent,
         "shape": _shape,
         "waves": _waves,

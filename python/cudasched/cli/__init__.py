@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -32,9 +33,10 @@ class _ClosedOutput(io.TextIOBase):
 
 def _open_standard_files() -> None:
     """A descriptor that the caller has closed would be the next file that is opened; Python has None for it."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
-        pass
-    os.close(descriptor)
+    with contextlib.suppress(OSError):  # there may be no /dev
+        while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+            pass
+        os.close(descriptor)
     if sys.stdout is None:
         sys.stdout = _ClosedOutput()
     if sys.stderr is None:

@@ -28,7 +28,7 @@ EXAMPLE = (
     "cudasched advise --rate-hz 60 --beside serve.parquet train.parquet"
 )
 _TIMINGS = ("cupti", "events")
-_OF_FORECASTS = ("rate_hz", "arrivals", "slo_ms", "alone_ms", "request_gap_ms")
+_OF_FORECASTS = ("rate_hz", "arrivals", "slo_ms", "alone_ms", "request_gap_ms", "recording_us")
 _OF_ADVICE = ("output", "data", "timing", "top", "before")
 
 
@@ -94,8 +94,7 @@ def _show(found: Sequence[Forecast], ranked: bool) -> None:
         ]
         line(f"partners of {found[0].server}, {found[0].rate_hz:g}/s on {found[0].gpu}, the best first")
         console.print(fitted(columns, console.width))
-        return
-    for one in found:
+    for one in () if ranked else found:
         line(
             f"{one.server}, {one.rate_hz:g}/s, beside {one.program} on {one.gpu}; alone P50 {one.alone_p50_ms:.2f} ms, "
             f"P99 {one.alone_p99_ms:.2f} ms"
@@ -112,8 +111,9 @@ def _show(found: Sequence[Forecast], ranked: bool) -> None:
         line(f"* take {MODES[one.choice].title}: {one.modes[one.choice].settings}", "bold")
         for reason in (*one.why, f"memory: {memory_text(one.memory)}"):
             line(f"- {reason}")
-        for note in one.notes:
-            line(note, "dim")
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        of = [one.program for one in found if note in one.notes and not note.startswith(f"{one.program}: ")]
+        line(note if len(of) in (0, len(found)) else f"beside {', '.join(of)}: {note}", "dim")
 
 
 def memory_text(memory: Memory) -> str:
@@ -125,7 +125,13 @@ def memory_text(memory: Memory) -> str:
 
 
 def _foresee(
-    server: Path, programs: Sequence[str], ranked: bool, json: bool, request_gap_ms: float | None, **options: Any
+    server: Path,
+    programs: Sequence[str],
+    ranked: bool,
+    json: bool,
+    request_gap_ms: float | None,
+    recording_us: float | None,
+    **options: Any,
 ) -> int:
     """Forecasts of a server beside programs, each of a recording."""
     from dataclasses import asdict
@@ -142,8 +148,8 @@ def _foresee(
         raise ConfigError(f"{option} {server}: name the recording of a best-effort program behind it")
     if not ranked and len(others) > 1:
         raise ConfigError(f"--beside {server}: it takes one program's recording; --rank compares several")
-    asked = beside.read(server, request_gap_ms=request_gap_ms)
-    found = beside.rank(asked, [beside.read(path) for path in others], request_gap_ms=request_gap_ms, **options)
+    asked = beside.read(server, request_gap_ms=request_gap_ms, recording_us=recording_us)
+    found = beside.rank(asked, [beside.read(path, recording_us=recording_us) for path in others], **options)
     if json:
         print(document("forecast", [asdict(one) for one in found]))
     else:
@@ -185,7 +191,10 @@ def command(
         float | None, typer.Option(help="P50 of its requests alone, ms: what exceeds the GPU's time is the host's.")
     ] = None,
     request_gap_ms: Annotated[
-        float | None, typer.Option(help="A request ends where the GPU had nothing for so long, ms.")
+        float | None, typer.Option(help="A request ends where the GPU had nothing for so long, ms; default: as found.")
+    ] = None,
+    recording_us: Annotated[
+        float | None, typer.Option(help="The cost of recording for each launch, us; default: by its timing.")
     ] = None,
 ) -> int:
     """Advise on a program's kernels, with possible gains; or forecast what a server and a program cost one another."""
@@ -201,6 +210,7 @@ def command(
             rank is not None,
             json,
             request_gap_ms,
+            recording_us,
             rate_hz=rate_hz,
             arrivals=arrivals,
             slo_ms=slo_ms,
@@ -209,6 +219,8 @@ def command(
     refuse(context, _OF_FORECASTS, "it is for forecasts, of --beside or --rank")
     if bool(program) == bool(data):
         raise ConfigError("name a program after `--`, or a recording with --data; one of the two")
+    if program and program[0].endswith(".parquet"):
+        raise ConfigError(f"{program[0]} is a recording: --data {program[0]} for advice, --beside SERVER for forecasts")
     if data:
         refuse(context, ("timing",), "the recording's launches are timed already")
     if timing not in _TIMINGS:

@@ -58,18 +58,22 @@ _Runs = Annotated[
 ]
 
 
-def _measured(program: list[str] | None, data: list[Path] | None, *, runs: int, timing: str, quiet: bool) -> Baseline:
+def _measured(
+    program: list[str] | None,
+    data: list[Path] | None,
+    *,
+    runs: int,
+    timing: str | None,
+    quiet: bool,
+    earlier: Baseline | None,
+) -> Baseline:
     from cudasched.observe import baseline
 
     if data:
         return baseline.from_recordings(data, session=baseline.new_session())
     with _output_to_stderr() if quiet else contextlib.nullcontext():
-        return baseline.record(program or [], runs, timing=timing)
-
-
-def _timing(asked: str | None, earlier: Baseline | None) -> str:
-    """As it was asked for, else as the runs are timed that the new ones are put beside."""
-    return asked or (earlier.timing if earlier else "") or _TIMINGS[0]
+        timing = timing or (earlier.timing if earlier else "") or _TIMINGS[0]
+        return baseline.record(program or [], runs, timing=timing, beside=earlier)
 
 
 def _check_options(
@@ -110,7 +114,7 @@ def save(
     context: typer.Context,
     program: _Program = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The baseline, a JSON file.")] = Path("baseline.json"),
-    add: Annotated[bool, typer.Option("--add", help="Add the runs to those that the file has.")] = False,
+    add: Annotated[bool, typer.Option("--add", help="Add the runs to those of the file, if it is there.")] = False,
     runs: _Runs = _RUNS,
     data: _Data = None,
     timing: _Timing = None,
@@ -120,10 +124,10 @@ def save(
     from cudasched.observe import baseline
 
     target = Output(output, option="-o")
-    earlier = baseline.load(output) if add else None
-    made = _measured(program, data, runs=runs, timing=_timing(timing, earlier), quiet=False)
+    earlier = baseline.load(output) if add and output.exists() else None
+    made = _measured(program, data, runs=runs, timing=timing, quiet=False, earlier=earlier)
     with _alone(output):
-        if add:  # another command may have added runs since
+        if add and output.exists():  # another command may have added runs since, or made it
             made = baseline.merged(baseline.load(output), made, str(output), "the new recording")
         target.write(made.model_dump_json(indent=1) + "\n")
     sessions = len({run.session for run in made.runs})
@@ -164,6 +168,8 @@ def check(
     """Run a program several times, and list all that got slower than the baseline; exit with 3 if something did."""
     _check_options(context, program, data, timing)
     target = report_file(output, "baseline")
+    if target is not None:
+        target.refuse(file, "a report would replace the baseline")
 
     from rich.console import Console
 
@@ -174,7 +180,7 @@ def check(
     scipy_stats()
     before = baseline.load(file)
     refuse_too_few(len(before.runs), len(data) if data else runs, false_alarms / 100)
-    now = _measured(program, data, runs=runs, timing=_timing(timing, before), quiet=json)
+    now = _measured(program, data, runs=runs, timing=timing, quiet=json, earlier=before)
     found = baseline.check(before, now, alpha=false_alarms / 100, least_change=least_change / 100)
     if target is not None:
         as_html = target.path.suffix.lower() == ".html"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,22 +17,21 @@ from cudasched._output import Output, claimed, unwritten
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli._options import refuse
-from cudasched.cli.coverage import find_cupti
-from cudasched.cli.program import ProgramError, executable, find_program, unreached
+from cudasched.cli.coverage import cupti_of, run_to_end
+from cudasched.cli.program import ProgramError, find_program, unreached
 from cudasched.cli.run import configure
-from cudasched.collect._dataset import arrow, convert, journals_of
+from cudasched.collect._cost import COLUMNS, slowed
+from cudasched.collect._dataset import FORMATS, arrow, convert, journals_of
 from cudasched.collect._journal import scan
 from cudasched.errors import ConfigError, Error
 
-__all__ = ["EXAMPLE", "command", "run_collected", "run_to_end"]
+__all__ = ["EXAMPLE", "command", "run_collected"]
 
 EXAMPLE = (
     "Examples: cudasched collect -o data.parquet -- python train.py; "
     "cudasched collect -o data.parquet (finishes one that was killed)"
 )
 _TIMINGS = ("cupti", "events", "both")
-_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
-_KILLED = 128
 _PROGRESS_S = 2.0
 
 
@@ -103,56 +100,14 @@ class _Progress:
 
 
 def _environment(path: Path, directory: Path, timing: str, label: str) -> dict[str, str]:
-    environment = {
+    return {
         **os.environ,
         "CUDASCHED_COLLECT_DIR": str(directory.absolute()),
         "CUDASCHED_COLLECT_TIMING": timing,
         "CUDASCHED_COLLECT_LABEL": label,
         **_preload.added(hook.locate(), os.environ),
+        **cupti_of(os.environ, path),
     }
-    cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
-    if cupti:
-        environment["CUDASCHED_CUPTI"] = cupti
-    return environment
-
-
-def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], look: Callable[[], None]) -> int:
-    """Runs the program to its end. Signals sent to us go on to the program, which gets the terminal's by itself.
-
-    Args:
-        path: The program.
-        program: The name and arguments.
-        environment: The program's.
-        look: Called now and then.
-
-    Returns:
-        The exit code, or 128 + n after a kill by signal n.
-
-    Raises:
-        ProgramError: The program cannot be run.
-    """
-    watched = _FORWARDED | {signal.SIGCHLD}
-    # Blocked, so that none is lost between the start and the wait; the child starts with our initial mask.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        process = subprocess.Popen(
-            program,
-            executable=executable(path),
-            env=environment,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
-        )
-        while process.poll() is None:
-            received = signal.sigtimedwait(watched, 0.5)
-            look()
-            if received is None or received.si_signo == signal.SIGCHLD:
-                continue
-            if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
-                process.send_signal(received.si_signo)
-        return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
-    except OSError as error:
-        raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _report(output: Path, metadata: dict[str, str], quiet: bool, stays: bool) -> int:
@@ -213,7 +168,7 @@ def run_collected(
     if timing not in _TIMINGS:
         raise ConfigError(f"--timing is one of {', '.join(_TIMINGS)}; got {timing!r}")
     arrow()
-    target = Output(output, option="-o")
+    target = Output(output, option="-o", formats=FORMATS)
     if target.is_stream:
         with Scratch("collect") as scratch:
             directory = journals_of(scratch / "data.parquet")
@@ -236,8 +191,7 @@ def _collect(
     configure()
     driver = hook.load_core().find_driver()
     environment = _environment(path, directory, timing, label)
-    simulated = os.path.realpath(driver) == os.path.realpath(hook.locate().simulated_driver)
-    if simulated and timing != "events" and "CUDASCHED_CUPTI" not in os.environ:
+    if hook.is_simulated(driver) and timing != "events" and "CUDASCHED_CUPTI" not in os.environ:
         raise ConfigError(
             "CUPTI knows nothing of the simulated driver: `--timing events` of `cudasched collect` needs none"
         )
@@ -259,4 +213,10 @@ def _finish(directory: Path, target: Output, code: int, quiet: bool, stays: bool
         raise unwritten(target.path, error, directory, "collect", stays=stays) from error
     shutil.rmtree(directory, ignore_errors=True)
     nothing = _report(target.path, metadata, quiet, stays or target.is_stream)
+    if stays and not quiet and not nothing:
+        pa = arrow()
+        with pa.parquet.ParquetFile(target.path) as file:
+            parts = (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=list(COLUMNS)))
+            if text := slowed(parts, metadata["cudasched.timing"]):
+                _say(text)
     return code or nothing

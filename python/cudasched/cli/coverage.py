@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from cudasched._table import PIPE_COLUMNS, Column, fitted
 from cudasched._text import printable
 from cudasched.cli.program import ProgramError, executable
 
-__all__ = ["Report", "find_cupti", "read_reports", "run_counted", "verdict"]
+__all__ = ["Report", "cupti_of", "find_cupti", "read_reports", "run_counted", "run_to_end", "verdict"]
 
 _CUPTI = "libcupti.so.13"
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -85,6 +85,12 @@ def find_cupti(program: Path) -> str | None:
     return None
 
 
+def cupti_of(environment: Mapping[str, str], program: Path) -> dict[str, str]:
+    """``CUDASCHED_CUPTI`` as it is set, else `find_cupti`; empty if there is none."""
+    found = environment.get("CUDASCHED_CUPTI") or find_cupti(program)
+    return {"CUDASCHED_CUPTI": found} if found else {}
+
+
 def read_reports(directory: Path) -> list[Report]:
     """The reports in a directory, by pid. One that its process has not finished writing counts as an error."""
     reports = []
@@ -134,16 +140,43 @@ def _show(reports: Sequence[Report], as_json: bool) -> None:
             console.print(Text(printable(f"{report.pid} ({report.name}): not counted: {report.error}")))
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the child. Signals sent to us go on to the child, which gets the terminal's by itself."""
+def run_to_end(path: Path, program: Sequence[str], environment: dict[str, str], look: Callable[[], None]) -> int:
+    """Runs the program to its end. Signals sent to us go on to the program, which gets the terminal's by itself.
+
+    Args:
+        path: The program.
+        program: The name and arguments.
+        environment: The program's.
+        look: Called now and then.
+
+    Returns:
+        The exit code, or 128 + n after a kill by signal n.
+
+    Raises:
+        ProgramError: The program cannot be run.
+    """
     watched = _FORWARDED | {signal.SIGCHLD}
-    while process.poll() is None:
-        received = signal.sigtimedwait(watched, 1.0)
-        if received is None or received.si_signo == signal.SIGCHLD:
-            continue
-        if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
-            process.send_signal(received.si_signo)
-    return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
+    # Blocked, so that none is lost between the start and the wait; the child starts with our initial mask.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        process = subprocess.Popen(
+            program,
+            executable=executable(path),
+            env=environment,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+        )
+        while process.poll() is None:
+            received = signal.sigtimedwait(watched, 0.5)
+            look()
+            if received is None or received.si_signo == signal.SIGCHLD:
+                continue
+            if received.si_code <= 0 and process.poll() is None:  # sent by a process, not by the kernel
+                process.send_signal(received.si_signo)
+        return process.returncode if process.returncode >= 0 else _KILLED - process.returncode
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) -> int:
@@ -162,24 +195,8 @@ def run_counted(path: Path, program: Sequence[str], *, as_json: bool = False) ->
         ProgramError: The program cannot be started.
     """
     with Scratch("coverage") as scratch:
-        environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": str(scratch)}
-        cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
-        if cupti:
-            environment["CUDASCHED_CUPTI"] = cupti
-        # Blocked, so that none is lost between the start and the wait; the child starts with our initial mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED | {signal.SIGCHLD})
-        try:
-            process = subprocess.Popen(
-                program,
-                executable=executable(path),
-                env=environment,
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
-            )
-            code = _wait(process)
-        except OSError as error:
-            raise ProgramError(f"{path} cannot be run: {error.strerror}") from None
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        environment = {**os.environ, "CUDASCHED_COVERAGE_DIR": str(scratch), **cupti_of(os.environ, path)}
+        code = run_to_end(path, program, environment, lambda: None)
         reports = read_reports(scratch)
     _show(reports, as_json)
     return verdict(code, reports)

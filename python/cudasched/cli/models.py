@@ -75,7 +75,12 @@ def serve(
             server, is_there = server_of(Models(models), options), True
         gc.collect()
         gc.freeze()  # else a collection of all that PyTorch has made stops the process for 0.1 s now and then
-        if is_there:
-            announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
-        server.run()
+        try:
+            if is_there:
+                announce(server, host, f"v2/models/{{{','.join(models)}}}", token_path)
+        except OSError:  # nobody reads it
+            server.stop()
+            raise
+        finally:
+            server.run()
     return 0

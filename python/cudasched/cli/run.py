@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,9 +61,20 @@ def configure(settings: Mapping[str, object] | None = None) -> Resolved:
     resolved = resolve(settings, option=_option)
     for note in untold(resolved.notes, os.environ):
         _warn(note)
+    _take_back_locale()
     os.environ.update(mps.priority(os.environ, resolved.chosen_class))
     os.environ.update(resolved.environment())
     return resolved
+
+
+def _take_back_locale() -> None:
+    """Python puts LC_CTYPE into the environment where the user's locale is C: not the program's."""
+    try:
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if not any(variable.startswith(b"LC_CTYPE=") for variable in given):
+        os.environ.pop("LC_CTYPE", None)
 
 
 def _join_mps(run_directory: Path) -> None:
@@ -131,7 +143,16 @@ def run_program(
     return run_counted(path, program, as_json=as_json)
 
 
+def _take_back_signals() -> None:
+    """Python ignores these, and a program inherits that; as `subprocess` does."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    # A service manager that starts us ignores SIGPIPE for the program.
+    if os.environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
 def _become(path: Path, program: Sequence[str]) -> NoReturn:
+    _take_back_signals()
     try:
         os.execve(path, list(program), os.environ)
     except OSError as error:

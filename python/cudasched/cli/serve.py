@@ -54,7 +54,9 @@ Insecure = Annotated[
 ]
 AllowedHost = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="Another name by which this server is called; may be given several times."),
+    typer.Option(
+        metavar="NAME[:PORT]", help="Another name by which this server is called; may be given several times."
+    ),
 ]
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLE", "command"]
 
-_MEASURED = Path("benchmarks/results/scheduler.json")
 EXAMPLE = (
     "Examples: cudasched simulate train.parquet --rate-hz 60 --slo-ms 2 --policy strict --policy slack; "
     "cudasched simulate --fit models.toml --slo"
@@ -54,11 +53,11 @@ def _policy(text: str) -> str | Policy:
     return _blamed(text)(policy)
 
 
-def _trace(text: str, recording_us: float) -> Trace:
+def _trace(text: str, recording_us: float | None, request_gap_ms: float | None = None) -> Trace:
     from cudasched import simulate
 
     path, _, label = text.partition("#")
-    return simulate.read_trace(path, label=label, recording_us=recording_us)
+    return simulate.read_trace(path, label=label, recording_us=recording_us, request_gap_ms=request_gap_ms)
 
 
 def _lead(text: str) -> float | str:
@@ -200,9 +199,7 @@ def command(
     ] = None,
     request_gap_ms: Annotated[
         float | None,
-        typer.Option(
-            help="In it, a request ends where the GPU had nothing for so long, ms; default: 1, or each graph."
-        ),
+        typer.Option(help="In it, a request ends where the GPU had nothing for so long, ms; default: as found."),
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, periodic or bursts.")] = "poisson",
     rate_hz: Annotated[float, typer.Option(help="Requests a second.")] = 60.0,
@@ -211,12 +208,15 @@ def command(
     expect_ms: Annotated[float, typer.Option(help="So long ahead is each arrival announced, ms.")] = 0.0,
     sharing: Annotated[str, typer.Option(help="two_processes (time slices), mps or one_process.")] = "two_processes",
     blocking: Annotated[bool, typer.Option("--blocking", help="The gate holds the programs; no offload.")] = False,
-    recording_us: Annotated[float, typer.Option(help="The cost of recording for each launch, us.")] = 0.0,
+    recording_us: Annotated[
+        float | None, typer.Option(help="The cost of recording for each launch, us; default: by its timing.")
+    ] = None,
     foresee: Annotated[bool, typer.Option("--foresee", help="Long launches look out for periodic arrivals.")] = False,
     seconds: Annotated[float, typer.Option(help="Simulated time, s.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of arrivals and predictions.")] = 1,
     measured: Annotated[
-        Path | None, typer.Option(help=f"Results on a GPU to compare with. Default: {_MEASURED}, where there is one.")
+        Path | None,
+        typer.Option(help="Results of a benchmark on a GPU, such as benchmarks/results/breadth.json, to compare."),
     ] = None,
     load: Annotated[str | None, typer.Option(help="The trace's name in those results.")] = None,
     output: Annotated[Path | None, typer.Option(help="A plot, PNG or SVG.")] = None,
@@ -238,6 +238,8 @@ def command(
         raise ConfigError("name a TRACE of a best-effort program, or a file of programs with --fit")
     if latency_trace:
         refuse(context, ("request_ms", "request_kernels"), "the requests are those of --latency-trace")
+    else:
+        refuse(context, ("request_gap_ms",), "it is of the recording of --latency-trace, and there is none")
     target = None if output is None else Output(output, option="--output", parents=True, formats=FORMATS)
     if sharing not in ("two_processes", "mps", "one_process"):
         raise ConfigError(f"--sharing {sharing}: there are two_processes, mps and one_process")
@@ -250,7 +252,9 @@ def command(
     if load is not None:
         best_effort = [replace(trace, load=load) for trace in best_effort]
     requests = (
-        _trace(latency_trace, recording_us) if latency_trace else simulate.request(request_ms, kernels=request_kernels)
+        _trace(latency_trace, recording_us, request_gap_ms)
+        if latency_trace
+        else simulate.request(request_ms, kernels=request_kernels)
     )
     server = simulate.latency(
         requests,
@@ -258,7 +262,6 @@ def command(
         seconds=seconds,
         arrivals=arrivals,
         slo_ms=slo_ms,
-        request_gap_ms=request_gap_ms,
         prepare_ms=prepare_ms,
         expect_ms=expect_ms,
         seed=seed,
@@ -273,8 +276,6 @@ def command(
         # As `time_slice_us = auto` chooses them beside programs of long kernels.
         own_us = 1.0 if len(traces) == 1 else 1200.0
         arms.append(replace(first, policy="open", lead_us=0.0, offload=False, time_slice_us=own_us))
-    if measured is None and _MEASURED.is_file():
-        measured = _MEASURED
     rows = simulate.compare(
         [server, *(simulate.best_effort(trace) for trace in best_effort)],
         arms,
@@ -283,12 +284,12 @@ def command(
         results=simulate.measured(measured) if measured else (),
     )
     title = (
-        f"{requests.name} ({requests.gpu_ms / len(server.ends):.2f} ms) at {rate_hz:g}/s, {arrivals}, beside "
+        f"{requests.name} ({requests.gpu_ms / len(requests.ends):.2f} ms) at {rate_hz:g}/s, {arrivals}, beside "
         + ", ".join(f"{trace.name} ({trace.launches} launches, {trace.gpu_ms:.1f} ms)" for trace in best_effort)
         + f"; {sharing}; {sum(row.launches for row in rows)} launches simulated"
     )
     replayed = [*best_effort, *([requests] if latency_trace else [])]
-    sources = [f"{trace.name}: {trace.source}" for trace in replayed if trace.source]
+    sources = [f"{trace.name}: {text}" for trace in replayed for text in (trace.source, trace.slowed) if text]
     if json:
         print(document("simulate", {"title": title, "sources": sources, "rows": [row.as_dict() for row in rows]}))
     else:

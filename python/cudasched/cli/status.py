@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["show_status"]
 
 _WATCH_S = 1.0
+_FIRST_LOOK_S = 0.1
+"""Before the first one is shown: a client that launches meanwhile is busy."""
 _OVERDUE_S = 1.0
 """A launch that is later than that, whatever was predicted, may never end."""
 
@@ -35,7 +37,7 @@ _CLASSES = {
 }
 
 
-def _state(client: Client) -> str:
+def _state(client: Client, before: Mapping[int, int]) -> str:
     if not client.alive:
         return "dead"
     if client.policy_s > 0:
@@ -46,7 +48,14 @@ def _state(client: Client) -> str:
         return "active"
     if client.waiting:
         return "waiting"
+    if client.in_flight_ms > 0 or client.launches > before.get(client.slot, client.launches):
+        return "busy"
     return "idle" if client.hook_attached else "not hooked"
+
+
+def _launches(devices: Iterable[Device]) -> dict[str, dict[int, int]]:
+    """Of each client, by its GPU and its slot."""
+    return {device.uuid: {client.slot: client.launches for client in device.clients} for device in devices}
 
 
 def _processes(clients: Iterable[Client]) -> list[list[Client]]:
@@ -72,7 +81,7 @@ def _size(memory_bytes: int) -> str:
     return _gib(memory_bytes) if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
 
 
-def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
+def _columns(processes: Sequence[Sequence[Client]], before: Mapping[int, int]) -> list[Column]:
     def waits(process: Sequence[Client]) -> str:
         count = sum(client.gate_waits for client in process)
         return f"{_time(sum(client.gate_wait_ms for client in process))} in {count}" if count else "-"
@@ -104,7 +113,7 @@ def _columns(processes: Sequence[Sequence[Client]]) -> list[Column]:
         Column("pid", [str(process[0].pid) for process in processes], is_number=True),
         Column("name", [process[0].name for process in processes], may_shorten=True),
         Column("class", [" + ".join(client.client_class for client in process) for process in processes]),
-        Column("state", [_each(process, [_state(client) for client in process]) for process in processes]),
+        Column("state", [_each(process, [_state(client, before) for client in process]) for process in processes]),
         Column("gate wait", [waits(process) for process in processes], 10, is_number=True),
         Column("memory", [memory(process) for process in processes], 9, is_number=True),
         Column("time slice", [time_slice(process) for process in processes], 11, is_number=True),
@@ -285,12 +294,13 @@ def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _parts(devices: Sequence[Device], width: int) -> list[RenderableType]:
+def _parts(devices: Sequence[Device], width: int, before: Mapping[str, Mapping[int, int]]) -> list[RenderableType]:
     parts: list[RenderableType] = [_line(f"{device.path}: {device.error}", "red") for device in devices if device.error]
     seen: set[str] = set()
     for device in devices:
         if processes := _processes(device.clients):
-            parts.append(fitted(_columns(processes), width, title=f"{device.name or 'GPU'} ({device.uuid})"))
+            columns = _columns(processes, before.get(device.uuid, {}))
+            parts.append(fitted(columns, width, title=f"{device.name or 'GPU'} ({device.uuid})"))
             seen.update(client.client_class for client in device.clients)
     if not seen:
         parts.append(
@@ -340,30 +350,40 @@ def show_status(*, as_json: bool, watch: bool) -> int:
     configure()
     hook.load_core().find_driver()
     console = Console(width=terminal_columns())
+    before: dict[str, dict[int, int]] = {}
     devices = status()
+
+    def look(after_s: float) -> None:
+        nonlocal before, devices
+        before = _launches(devices)
+        time.sleep(after_s)
+        devices = status()
+
     try:
         if as_json:
             print(_as_json(devices), flush=True)
             while watch:
-                time.sleep(_WATCH_S)
-                devices = status()
+                look(_WATCH_S)
                 print(_as_json(devices), flush=True)
-        elif watch and console.is_terminal and not console.is_dumb_terminal:
-            with Live(Group(*_parts(devices, console.width)), console=console, auto_refresh=False) as live:
+            return _status_of(devices)
+        look(_FIRST_LOOK_S if any(device.clients for device in devices) else 0)
+        if watch and console.is_terminal and not console.is_dumb_terminal:
+            with Live(Group(*_parts(devices, console.width, before)), console=console, auto_refresh=False) as live:
                 while True:
-                    time.sleep(_WATCH_S)
-                    devices = status()
+                    look(_WATCH_S)
                     console.width = terminal_columns()
-                    live.update(Group(*_parts(devices, console.width)), refresh=True)
-        else:  # elsewhere Live would print at the end alone
-            while True:
-                for part in _parts(devices, console.width):
-                    console.print(part, soft_wrap=isinstance(part, Text))  # paths stay whole where they are piped
-                if not watch:
-                    break
-                sys.stdout.flush()
-                time.sleep(_WATCH_S)
-                devices = status()
+                    live.update(Group(*_parts(devices, console.width, before)), refresh=True)
+        while True:  # elsewhere Live would print at the end alone
+            for part in _parts(devices, console.width, before):
+                console.print(part, soft_wrap=isinstance(part, Text))  # paths stay whole where they are piped
+            if not watch:
+                break
+            sys.stdout.flush()
+            look(_WATCH_S)
     except KeyboardInterrupt:
         pass
+    return _status_of(devices)
+
+
+def _status_of(devices: Iterable[Device]) -> int:
     return 1 if any(device.error for device in devices) else 0

@@ -15,8 +15,7 @@ from cudasched._output import Output, claimed
 from cudasched._scratch import Scratch
 from cudasched._text import counted, one_line
 from cudasched.cli._options import refuse
-from cudasched.cli.collect import run_to_end
-from cudasched.cli.coverage import find_cupti
+from cudasched.cli.coverage import cupti_of, run_to_end
 from cudasched.cli.program import ProgramError, find_program, unreached
 from cudasched.cli.run import configure
 from cudasched.errors import ConfigError
@@ -94,9 +93,7 @@ def _environment(path: Path, directory: Path, limit_mb: int, device_times: bool)
     if device_times:
         environment["CUDASCHED_COLLECT_DIR"] = str(directory.absolute())
         environment["CUDASCHED_COLLECT_TIMING"] = "cupti"
-        cupti = environment.get("CUDASCHED_CUPTI") or find_cupti(path)
-        if cupti:
-            environment["CUDASCHED_CUPTI"] = cupti
+        environment |= cupti_of(environment, path)
     return environment
 
 
@@ -169,6 +166,8 @@ def run_traced(
         check()
     target = Output(output, option="-o")
     picture = Output(flame, option="--flame") if flame is not None else None
+    if picture is not None:
+        picture.refuse(output, "the trace goes there")
 
     def traced(directory: Path) -> int:
         if not program:

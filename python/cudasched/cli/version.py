@@ -31,7 +31,7 @@ def _driver() -> str:
         path = hook.load_core().find_driver()
     except Error:
         return "none found"
-    if Path(path).resolve() == hook.locate().simulated_driver.resolve():
+    if hook.is_simulated(path):
         return f"simulated, {path}"
     return f"{driver_version(path) or 'of unknown version'}, {path}"
 

@@ -13,6 +13,7 @@ Unmodified programs are recorded by ``cudasched collect``. Needs pyarrow: ``pip 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from cudasched import hook
 from cudasched._output import Output, claimed, unwritten
-from cudasched.collect._dataset import SCHEMA_VERSION, arrow, convert, journals_of, read, schema, write
+from cudasched.collect._dataset import FORMATS, SCHEMA_VERSION, arrow, convert, journals_of, read, schema, write
 from cudasched.errors import HookError, HookWarning
 
 __all__ = ["SCHEMA_VERSION", "label", "read", "recording", "schema", "write"]
@@ -66,7 +67,7 @@ class recording:  # noqa: N801  used like a function
             raise HookError(
                 "launches cannot be recorded: cudasched's hook is not in this process (cudasched.state() says why)"
             )
-        self._output = Output(self._path)
+        self._output = Output(self._path, formats=FORMATS)
         directory = journals_of(self._path)
         self._claim = claimed(directory, self._path, "collect", new=True)
         self._claim.__enter__()
@@ -82,12 +83,14 @@ class recording:  # noqa: N801  used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         directory = journals_of(self._path)
-        _, _, self.lost = hook.load_core().collect_stop()
         try:
+            _, _, self.lost = hook.load_core().collect_stop()
             made = convert(directory, self._output)
         except OSError as failure:
             raise unwritten(self._path, failure, directory, "collect") from failure
         finally:
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # of a recording that could not begin
             self._claim.__exit__(None, None, None)
         shutil.rmtree(directory, ignore_errors=True)
         self.rows = int(made["rows"])

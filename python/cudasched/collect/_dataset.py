@@ -19,9 +19,10 @@ from cudasched.errors import Error
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SCHEMA_VERSION", "arrow", "convert", "journals_of", "read", "schema", "write"]
+__all__ = ["FORMATS", "SCHEMA_VERSION", "arrow", "convert", "fact", "journals_of", "read", "schema", "write"]
 
 SCHEMA_VERSION = "1"
+FORMATS = (".parquet", ".pq")
 ROW_GROUP_ROWS = 65_536
 _NO_NAME = "unknown"
 
@@ -76,6 +77,12 @@ def schema(timing: str = "") -> pa.Schema:
     if timing == "both":
         numbers["elapsed_ns"] = pa.int64()
     return pa.schema(list(numbers.items()))
+
+
+def fact(table: pa.Table, name: str) -> str:
+    """A recording's metadata of that name (docs/dataset.md); empty: it does not tell."""
+    said: bytes = (table.schema.metadata or {}).get(f"cudasched.{name}".encode(), b"")
+    return said.decode(errors="replace")
 
 
 def _offsets(lengths: Any) -> Any:
@@ -288,7 +295,7 @@ def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[st
     made = arrow().Table.from_arrays(columns, schema=form)
     if wrong := _wrong(made):
         raise Error(f"the rows are no recording's: {wrong}")
-    target = Output(path)
+    target = Output(path, formats=FORMATS)
     try:
         with target.replacing() as unfinished, _writer(unfinished, form) as writer:
             writer.write_table(made, row_group_size=ROW_GROUP_ROWS)

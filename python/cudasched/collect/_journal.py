@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ROW", "Journal", "Rows", "Summary", "scan"]
+__all__ = ["ROW", "Journal", "Rows", "Summary", "json_of", "scan", "texts_of"]
 
 VERSION = 1
 _FILE = struct.Struct("<8sII")
@@ -109,11 +109,12 @@ class Journal:
         with self.path.open("rb") as file:
             for kind, count, payload in _blocks(file, self.path):
                 if kind == _META:
-                    self.meta = _json(payload)
+                    self.meta = json_of(payload)
                 elif kind == _END:
-                    self.end = _json(payload)
+                    self.end = json_of(payload)
                 elif kind == _TEXTS:
-                    self._take_texts(payload)
+                    for space, number, text in texts_of(payload):
+                        (self.functions if space == 0 else self.labels)[number] = text
                 elif kind == _ROWS:
                     rows = _rows(count, payload, elapsed)
                     if rows is None:
@@ -122,15 +123,6 @@ class Journal:
                     yield rows
                 elif kind == _ELAPSED:
                     elapsed = payload
-
-    def _take_texts(self, payload: bytes) -> None:
-        at = 0
-        while at + _TEXT.size <= len(payload):
-            space, number, length = _TEXT.unpack_from(payload, at)
-            at += _TEXT.size
-            text = payload[at : at + length].decode("utf-8", "replace")
-            at += length
-            (self.functions if space == 0 else self.labels)[number] = text
 
 
 @dataclass(frozen=True)
@@ -172,9 +164,9 @@ def scan(path: Path) -> Summary:
                 if zlib.crc32(payload) != crc:
                     break
                 if kind == _META:
-                    meta = _json(payload)
+                    meta = json_of(payload)
                 else:
-                    end = _json(payload)
+                    end = json_of(payload)
             else:
                 file.seek(length, 1)
                 rows += count if kind == _ROWS else 0
@@ -207,12 +199,23 @@ def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
         yield kind, count, payload
 
 
-def _json(payload: bytes) -> dict[str, Any]:
+def json_of(payload: bytes) -> dict[str, Any]:
+    """A block's JSON; empty where it is damaged."""
     try:
         value = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def texts_of(payload: bytes) -> Iterator[tuple[int, int, str]]:
+    """A block's texts, each with its space and number."""
+    at = 0
+    while at + _TEXT.size <= len(payload):
+        space, number, length = _TEXT.unpack_from(payload, at)
+        at += _TEXT.size
+        yield space, number, payload[at : at + length].decode("utf-8", "replace")
+        at += length
 
 
 def _rows(count: int, payload: bytes, elapsed: bytes | None) -> Rows | None:

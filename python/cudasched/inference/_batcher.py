@@ -171,7 +171,7 @@ class Batcher:
 
     Args:
         run: Called with a list of 1 to ``max(sizes)`` inputs. Returns as many outputs, in their order, when they are
-            ready.
+            ready. It writes to their memory no more: a server sends them while the next batch runs.
         sizes: Sizes of batches. The time of a batch is that of the smallest size that holds it, as `run` may pad.
         slo_ms: Deadline of requests that give none, ms after submission, at most an hour; None: no deadline.
         policy: ``"deadline"``: the batch starts when no larger one could start in time, or waiting gains nothing.
@@ -224,6 +224,8 @@ class Batcher:
         given = dict(locals())
         if not callable(run):
             raise ConfigError(f"run = {shown(run)}: a function from inputs to outputs is needed")
+        if predict is not None and not callable(predict):
+            raise ConfigError(f"predict = {shown(predict)}: a function from a size to ms is needed")
         try:
             options = self._options = _Options.model_validate(given)
         except ValidationError as error:
@@ -468,6 +470,7 @@ class Batcher:
             if self._queue.remove(request):
                 self._counts.cancelled += 1
                 request.x = None
+                request.starts()  # it does not: `concurrent.futures.wait` hears of it here
 
     def _counted(self, refused: Refused) -> Refused:
         """Without the requests that were cancelled. Under the lock; `_fail` comes after it, outside."""

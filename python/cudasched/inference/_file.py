@@ -29,6 +29,7 @@ def loaded(file: Path) -> dict[str, Any]:
     sys.setswitchinterval(1e-4)  # else a batch that the GPU has done may wait 5 ms for another thread's Python
     if not file.is_file():
         raise ConfigError(f"{file} is no file")
+    sys.path.insert(0, str(file.parent.absolute()))  # as `python FILE` has it
     found = _checked(file, lambda: runpy.run_path(str(file)).get("models"))
     models: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
     kinds = [(isinstance(each, Batcher), callable(each)) for each in models.values()]
@@ -36,6 +37,9 @@ def loaded(file: Path) -> dict[str, Any]:
         raise ConfigError(
             f'{file} has no batchers: it sets models = {{"name": Batcher(...)}}, or functions that make one each'
         )
+    for name in models:
+        if not isinstance(name, str) or "/" in name:
+            raise ConfigError(f"{file} names a model {shown(name)}: a string without / is needed, as URLs have it")
     return models
 
 

@@ -221,15 +221,15 @@ class _Front(Link):
                 if not call.left:
                     del self.running[call.number]
                     done.append(call)
-        self.say([part for call in done for part in self._answer(call)])
+        self.say([part for call in done for part in self._answer(call)], checked=True)
         for call in done:
             call.clear()
 
-    def say(self, parts: list[Any]) -> None:
-        """Sends messages. A front that does not read them is dropped."""
+    def say(self, parts: list[Any], checked: bool = False) -> None:
+        """Sends messages, as `Link.send`. A front that does not read them is dropped."""
         try:
             if parts:
-                self.send(parts)
+                self.send(parts, checked)
         except UseError:  # it is gone
             pass
         except Exception as error:
@@ -241,6 +241,7 @@ class _Front(Link):
             for _, error in call.answers:
                 if error is not None:
                     raise error
+            self.check_room()  # else the answer is an error, which is short
             arrays = self._models.outputs(call.asked, [output for output, _ in call.answers])
             return packed(call.number, None, list(arrays.items())) or pickled(call.number, (arrays, None))
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -114,7 +115,10 @@ def application(models: Models) -> Application:
 
     def json_of(function: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return JSONResponse(await function(request))
+            try:
+                return JSONResponse(await function(request))
+            except asyncio.CancelledError:
+                raise UseError("the server ends") from None
 
         return answer
 
@@ -131,7 +135,7 @@ def application(models: Models) -> Application:
             Route(f"{model}/ready", json_of(ready)),
             Route(f"{model}/stats", json_of(statistics)),
         ]
-    app = Starlette(routes=routes, exception_handlers={Error: _failed})
+    app = Starlette(routes=routes, exception_handlers={Error: _failed, HTTPException: _unknown})
     app.router.redirect_slashes = False
     return serve
 
@@ -144,6 +148,11 @@ def _model(request: Request) -> tuple[str, str]:
 def _failed(_: object, error: Exception) -> JSONResponse:
     status, _code, said = refusal(error) or (500, "", "the server failed")
     return JSONResponse({"error": said}, status_code=status)
+
+
+def _unknown(request: Request, error: Any) -> JSONResponse:
+    said = f"{error.detail}: {request.method} {request.url.path}"
+    return JSONResponse({"error": said}, status_code=error.status_code, headers=error.headers)
 
 
 async def _body(receive: Receive) -> bytes:

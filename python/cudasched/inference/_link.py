@@ -130,11 +130,17 @@ class Link:
         self._make_room(_HEAD.size)
         links._add(self)
 
-    def send(self, parts: list[Any]) -> None:
+    def check_room(self) -> None:
+        """Raises QueueFullError where the other end does not read."""
+        if self._unsent_bytes > _UNSENT_BYTES:
+            raise QueueFullError("the process at the other end does not keep up")
+
+    def send(self, parts: list[Any], checked: bool = False) -> None:
         """Returns at once.
 
         Args:
             parts: Of one or several messages.
+            checked: `check_room` was called for what is large of them.
 
         Raises:
             UseError: The other end is gone.
@@ -145,8 +151,8 @@ class Link:
         with self._lock:
             if self._over:
                 raise UseError("the process of the models is gone")
-            if self._unsent_bytes > _UNSENT_BYTES:
-                raise QueueFullError("the process of the models does not keep up")
+            if not checked:
+                self.check_room()
             sent = 0
             if not self._unsent:
                 sent = self._write(parts)

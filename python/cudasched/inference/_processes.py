@@ -115,7 +115,8 @@ class _Process:
         with other:
             command = [sys.executable, "-m", __name__, str(other.fileno())]
             try:
-                self._process = subprocess.Popen(command, pass_fds=[other.fileno()])
+                # A session of its own: the terminal's Ctrl-C is the first process's, also while this one imports.
+                self._process = subprocess.Popen(command, pass_fds=[other.fileno()], start_new_session=True)
             except OSError:
                 self._control.close()
                 raise
@@ -169,7 +170,7 @@ class Processes:
         self.scheme = "https" if options.tls_cert else "http"
         self._reserved = [reserved(options.host, options.port)]
         if options.grpc_port is not None:
-            self._reserved.append(reserved(options.host, options.grpc_port))
+            self._reserved.append(reserved(options.host, options.grpc_port, "--grpc-port"))
         self.port, *grpc_ports = (int(each.getsockname()[1]) for each in self._reserved)
         self.grpc_port = grpc_ports[0] if grpc_ports else None
         self._options = replace(options, port=self.port, grpc_port=self.grpc_port)

@@ -6,6 +6,7 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import deque
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -114,6 +115,7 @@ class Queue:
         self._max_queue, self._on_full = max_queue, on_full
         self._most = float(times.sizes[-1])
         self._aimd = policy == "aimd"
+        self._gives_up = policy == "deadline"
         self._limit = 1.0 if self._aimd else self._most
         self._busy_until_ns = 0
         self._gap_ns, self._last_ns = NEVER_NS, 0  # between arrivals, a running mean; the last of them
@@ -230,27 +232,30 @@ class Queue:
         if not self._requests and not self._outside:
             return [], [], None
         refused = self.expire(now_ns)
-        if self._outside:
-            refused += self._let_in(now_ns)
-        count, look_ns = self._batching.next(
-            now_ns,
-            self._deadlines_ns,
-            self._arrivals_ns,
-            self.times.bounds_ns,
-            int(self._limit),
-            self._gap_ns,
-            slack_ns,
-        )
+        while self._outside and len(self._requests) < self._max_queue:
+            refused += self._let_in(now_ns) + self.expire(now_ns)
+        count, look_ns = self._next(now_ns, self._deadlines_ns, self._arrivals_ns, self._gap_ns, slack_ns)
         if count == 0:
             last_ns = min(self._timeouts_ns, default=NEVER_NS) - self._margin_ns - 1  # rather than let it time out
             if not at_once and now_ns < last_ns:
                 return [], refused, None if look_ns is None else min(look_ns, last_ns)
             count = min(len(self._requests), int(self._limit))
+        if self._gives_up and count:
+            count, late = self._without_late(count, now_ns, slack_ns)
+            refused += late
         batch = self._requests[:count]
         if batch:
             self._delete(0, count)
             self._busy_until_ns, self._taken_ns = now_ns + self.times.bound_ns(count), now_ns
         return batch, refused, None
+
+    def _next(
+        self, now_ns: int, deadlines_ns: array[int], arrivals_ns: array[int], gap_ns: int, slack_ns: int
+    ) -> tuple[int, int | None]:
+        """How many of these requests start now; of none, when to ask again."""
+        return self._batching.next(
+            now_ns, deadlines_ns, arrivals_ns, self.times.bounds_ns, int(self._limit), gap_ns, slack_ns
+        )
 
     def _let_in(self, now_ns: int) -> Refused:
         refused: Refused = []
@@ -286,12 +291,47 @@ class Queue:
         """Rejects or delays requests that have timed out or cannot meet their deadlines any more."""
         if self.expiry_ns() > now_ns:
             return []
-        refused: Refused = []
         end_ns = now_ns + self.times.bounds_ns[0]
-        columns = zip(list(self._requests), list(self._timeouts_ns), list(self._deadlines_ns), strict=True)
-        for request, timeout_ns, deadline_ns in columns:
-            if now_ns < timeout_ns and end_ns <= deadline_ns:
-                continue
+        columns = zip(self._requests, self._timeouts_ns, self._deadlines_ns, strict=True)
+        late = [request for request, timeout, deadline in columns if now_ns >= timeout or end_ns > deadline]
+        return self._give_up(late, end_ns, now_ns)
+
+    def _without_late(self, count: int, now_ns: int, slack_ns: int) -> tuple[int, Refused]:
+        """The batch that has the most requests in time a second: of so many, a smaller one, or one without late ones.
+
+        Only those of the lowest level in it are left out, for none of a lower one: they are given up.
+
+        Returns:
+            How many it has, and those that were given up, each with its error.
+        """
+
+        def in_time(deadlines_ns: array[int], count: int) -> float:
+            taken_ns = self.times.typical_ns(count)
+            return sum(each >= now_ns + taken_ns for each in deadlines_ns[:count]) / max(taken_ns, 1)
+
+        def next_of(deadlines_ns: array[int], arrivals_ns: array[int], gap_ns: int) -> int:
+            taken, _ = self._next(now_ns, deadlines_ns, arrivals_ns, gap_ns, slack_ns)
+            return taken or min(len(deadlines_ns), int(self._limit))
+
+        end_ns = now_ns + self.times.typical_ns(count)
+        if min(self._deadlines_ns[:count]) >= end_ns:
+            return count, []
+        level = self._requests[count - 1].key[0]
+        late = slice(self._place((level,)), self._place((level, False, end_ns)))
+        deadlines_ns, arrivals_ns = self._deadlines_ns[:], self._arrivals_ns[:]
+        del deadlines_ns[late], arrivals_ns[late]
+        fewer = next_of(self._deadlines_ns, self._arrivals_ns, NEVER_NS)
+        not_lower = self._place((level, 2)) - (late.stop - late.start)
+        others = min(next_of(deadlines_ns, arrivals_ns, self._gap_ns), not_lower)
+        best = max(count, fewer, key=partial(in_time, self._deadlines_ns))  # of equal ones, the first
+        if in_time(deadlines_ns, others) > in_time(self._deadlines_ns, best):
+            return others, self._give_up(self._requests[late], end_ns, now_ns)
+        return best, []
+
+    def _give_up(self, late: list[Request], end_ns: int, now_ns: int) -> Refused:
+        """Rejects or delays requests that would end then."""
+        refused: Refused = []
+        for request in late:
             self.remove(request)
             if self._on_timeout == "delay":
                 request.delay()

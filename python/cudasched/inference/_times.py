@@ -77,6 +77,10 @@ class Times:
         """Of a batch of so many requests; 0: not known."""
         return self.bounds_ns[bisect_left(self.sizes, count)]
 
+    def typical_ns(self, count: int) -> int:
+        """Half of the batches of so many requests take no longer; 0: not known."""
+        return round(self._usual[bisect_left(self.sizes, count)])
+
     def record(self, count: int, duration_ns: int) -> None:
         """A batch of so many requests took so long."""
         place = bisect_left(self.sizes, count)
@@ -89,6 +93,7 @@ class Times:
         ascending = self._longer.ascending
         rank = min(math.ceil(_COVERAGE * (len(ascending) + 1)), len(ascending))
         longer = ascending[rank - 1] if ascending else 1.0
+        self._usual = typical
         for place, time_ns in enumerate(typical):
             self.bounds_ns[place] = round(time_ns * longer) or int(time_ns > 0)
 

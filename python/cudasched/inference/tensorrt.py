@@ -146,6 +146,8 @@ class Model:
         """The smallest and the largest batch of the profile. Raises ConfigError."""
         ends = []
         for name in self._inputs:
+            if not torch.is_tensor(example[name]):
+                raise ConfigError(f"the example of {name} is of type {type(example[name]).__name__}, not a tensor")
             least = most = tuple(self._engine.get_tensor_shape(name))
             if -1 in most:
                 least, _, most = map(tuple, self._engine.get_tensor_profile_shape(name, self._profile))

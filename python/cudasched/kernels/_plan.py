@@ -21,7 +21,7 @@ from cudasched.kernels._errors import KernelError
 from cudasched.tune import compile as compilation
 from cudasched.tune.space import Gpu, Launch, Problem, Space, TensorMap, with_includes
 
-__all__ = ["Plan", "plan", "plan_for", "reset"]
+__all__ = ["Plan", "plan", "reset"]
 
 _MOST_PLANS = 4096
 _GRID_MOST = (2**31 - 1, 65535, 65535)
@@ -130,12 +130,12 @@ def resolve(kernel: Kernel, kind: str, shape: tuple[tuple[str, int], ...], gpu: 
     refusal = kernel.refusal(gpu)
     if refusal:
         raise KernelError(refusal)
-    for size, value in shape:
-        if value > kernel.most.get(size, value):
-            raise KernelError(f"{kernel.name} takes {size} up to {kernel.most[size]}, not {value}")
     space = variant(kernel.name, kind)
     try:
         problem = space.problem(gpu, dict(shape))
+        for size, value in shape:
+            if value > kernel.most.get(size, value):
+                raise KernelError(f"{kernel.name} takes {size} up to {kernel.most[size]}, not {value}")
         wanted = Wanted({name: int(value) for name, value in problem.shape.items()}, kind, gpu, alignment)
         choice = choose(kernel, problem, wanted, known(kernel.name, kind, gpu))
         launch = problem.launch(choice.configuration)
@@ -219,11 +219,6 @@ def plan(name: str, kind: str, shape: tuple[tuple[str, int], ...], ordinal: int,
                     _plans.clear()
                 found = _plans[key] = _made(name, kind, shape, ordinal, alignment)
     return found
-
-
-def plan_for(name: str, kind: str, ordinal: int, alignment: int = 16, **shape: int) -> Plan:
-    """`plan` for a shape that is named."""
-    return plan(name, kind, tuple(sorted(shape.items())), ordinal, alignment)
 
 
 def gpu_of(ordinal: int) -> Gpu:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
 
-__all__ = ["ClientsCollector", "Server", "register", "text"]
+__all__ = ["ClientsCollector", "Server", "binding", "register", "text"]
 
 
 def _library() -> Any:
@@ -239,7 +239,7 @@ class Server:
             found = text(directory).encode()
             kind = "text/plain; version=0.0.4; charset=utf-8"
             start("200 OK", [("Content-Type", kind), ("Content-Length", str(len(found)))])
-            return [found]
+            return [found] if environment["REQUEST_METHOD"] == "GET" else []
 
         waiting: deque[socket.socket] = deque()
 
@@ -265,10 +265,8 @@ class Server:
             def handle_error(self, request: object, client_address: object) -> None:
                 """A scraper that goes away in the middle is no event."""
 
-        try:
+        with binding(host, port):
             self._server = Listening((host, port), _Quiet)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(_why(host, port, error)) from None
         self._server.set_app(application)
         self.host, self.port = host, self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="cudasched-metrics", daemon=True)
@@ -281,13 +279,34 @@ class Server:
         self._thread.join()
 
 
-def _why(host: str, port: int, error: OSError | OverflowError) -> str:
+@contextlib.contextmanager
+def binding(host: str, port: int, option: str = "--port") -> Iterator[None]:
+    """Wherein a socket is bound.
+
+    Args:
+        host: The address; an empty one, which sockets take for all addresses, is refused.
+        port: The port.
+        option: The command's, by which another one is chosen.
+
+    Raises:
+        ConfigError: The address cannot be had: the message says why.
+    """
+    try:
+        if not host.encode("idna"):
+            raise UnicodeError
+        yield
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(_why(host, port, error, option)) from None
+
+
+def _why(host: str, port: int, error: Exception, option: str) -> str:
     number = error.errno if isinstance(error, OSError) else None
     where = f"{host} port {port}"
     if number == errno.EADDRINUSE:
-        return f"{where} is in use by another program: choose another with --port, or end that program"
+        return f"{where} is in use by another program: choose another with {option}, or end that program"
     if number in (errno.EACCES, errno.EPERM):
-        return f"{where} may not be listened on by this user: choose a port from 1024 on with --port"
-    if isinstance(error, socket.gaierror) or number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        return f"{host} is no address of this machine: --host is 127.0.0.1, 0.0.0.0 or one of its own"
+        return f"{where} may not be listened on by this user: choose a port from 1024 on with {option}"
+    if isinstance(error, (socket.gaierror, UnicodeError)) or number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        named = host or "an empty text"
+        return f"{named} is no address of this machine: --host is 127.0.0.1, 0.0.0.0 or one of its own"
     return f"{where} cannot be listened on: {one_line(str(error))}"

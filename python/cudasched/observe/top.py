@@ -18,7 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from cudasched import control
-from cudasched._text import printable
+from cudasched._text import counted, printable
 from cudasched.errors import Error
 from cudasched.observe._gpus import with_gpus
 from cudasched.observe._metrics import clients
@@ -27,6 +27,7 @@ from cudasched.observe._rates import Look, Row, rows
 __all__ = ["Top"]
 
 _GIB = 2**30
+_MOST_FOREIGN = 4  # are named: the table needs room
 _LARGEST_PRIORITY = 8
 _LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 100.0
 _POLICIES = ("strict", "slack", "harvest", "open")
@@ -34,6 +35,11 @@ _POLICIES = ("strict", "slack", "harvest", "open")
 
 def _number(value: float | None, form: str, scale: float = 1.0) -> str:
     return "-" if value is None else format(scale * value, form)
+
+
+def _missed(row: Row) -> float:
+    """The share of requests that missed their target: clients without targets come behind those that kept all."""
+    return -1.0 if row.attainment is None else 1.0 - row.attainment
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ _COLUMNS = (
     _Column("class", lambda r: "+".join(r.classes), lambda r: r.classes, 0, descends=False),
     _Column("GPU %", lambda r: _number(r.sm_ratio, ".0f", 100), lambda r: r.sm_ratio or 0, 0),
     _Column("state", lambda r: r.state, lambda r: r.state, 70, descends=False),
-    _Column("in SLO %", lambda r: _number(r.attainment, ".1f", 100), lambda r: 2 - (r.attainment or 2), 60),
+    _Column("in SLO %", lambda r: _number(r.attainment, ".1f", 100), _missed, 60),
     _Column("GiB", lambda r: f"{r.memory_bytes / _GIB:.1f}", lambda r: r.memory_bytes, 75),
     _Column("P99 ms", lambda r: _number(r.request_ms, ".2f"), lambda r: r.request_ms or 0, 80),
     _Column("SLO ms", lambda r: _number(r.slo_ms, "g"), lambda r: r.slo_ms or 0, 100),
@@ -246,9 +252,12 @@ class Top(App[int]):
                     text += f"  {gpu.memory_used_bytes / _GIB:.1f} of {gpu.memory_total_bytes / _GIB:.0f} GiB"
                 if gpu.power_w is not None:
                     text += f"  {gpu.power_w:.0f} W"
-                for each in gpu.foreign:
+                foreign = sorted(gpu.foreign, key=lambda each: not each.elsewhere)
+                for each in foreign[:_MOST_FOREIGN]:
                     where = "with another run directory" if each.elsewhere else "not under cudasched"
                     text += f"\n  {each.name} ({each.pid}) is {where}"
+                if more := len(foreign[_MOST_FOREIGN:]):
+                    text += f"\n  and {counted(more, 'more program', 'more programs')}: see `cudasched status`"
                 if gpu.unaccounted_bytes:
                     text += f"\n  unaccounted memory: {gpu.unaccounted_bytes / _GIB:.1f} GiB"
             lines.append(text)

@@ -104,6 +104,8 @@ def train(recording: Launches, out: str | os.PathLike[str] | None = None, *, thr
     table = _table(recording)
     architecture, gpu = capability_of(table) or "", _metadata(table, "cudasched.gpu")
     place = place_of(out, architecture)
+    if isinstance(recording, (str, os.PathLike)):
+        place.refuse(recording, "the model would replace the recording")
     import xgboost
 
     launches, rows, logs = _launches(table)

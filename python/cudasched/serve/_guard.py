@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import json
 import math
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -28,6 +29,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_WITH_PORT = re.compile(r"[^:]:\d+$")  # no bare address of IPv6, which is in brackets
 
 _HEADERS = {
     b"cache-control": b"no-store",
@@ -102,11 +104,11 @@ def hosts_of(host: str, port: int, others: Iterable[str] = ()) -> frozenset[str]
     Args:
         host: The address.
         port: The port.
-        others: Further names, of a certificate for one.
+        others: Further names, of a certificate for one; with another port, where one is forwarded.
     """
-    names = [host, *others, *(_LOOPBACK if host in _LOOPBACK else ())]
-    written = [f"[{name}]" if ":" in name and not name.startswith("[") else name.lower() for name in names]
-    return frozenset(f"{name}:{port}" for name in written)
+    names = [name.lower() for name in (host, *others, *(_LOOPBACK if host in _LOOPBACK else ()))]
+    written = [f"[{name}]" if name.count(":") > 1 and "[" not in name else name for name in names]
+    return frozenset(name if _WITH_PORT.search(name) else f"{name}:{port}" for name in written)
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ class Guard:
 
 
 async def _answer(send: Send, status: int, message: str, wait_s: float = 0.0) -> None:
-    body = json.dumps({"detail": message}).encode()
+    body = json.dumps({"detail": message, "error": message}).encode()  # FastAPI's name, and the inference protocol's
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

@@ -115,7 +115,7 @@ def token_from(path: Path) -> str:
 class AuditLog:
     """The changes and their callers, a JSON object a line; for any number of threads.
 
-    One that grows beyond 10 MB is renamed, with ``.1`` appended, and begun anew.
+    One that grows beyond 10 MB is renamed, with ``.1`` appended, and begun anew; so is one that was moved or removed.
 
     Args:
         path: The file, made with mode 0600 where it is missing.
@@ -136,13 +136,20 @@ class AuditLog:
             self._append(number, b"\n")
         return number
 
-    def _rotate(self) -> None:
-        """Renames the file, unless another server has, and opens the new one."""
+    def _has_its_name(self) -> bool:
+        """Whether the path still names the file: another server or a person may have moved or removed the file."""
+        try:
+            return os.path.samestat(os.fstat(self._file), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _renew(self) -> None:
+        """Renames the file, unless that has happened, and opens the new one."""
         full = self._file
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(full, fcntl.LOCK_EX)
         try:
-            if os.path.samestat(os.fstat(full), os.stat(self.path)):
+            if self._has_its_name():
                 os.replace(self.path, self.path.with_name(self.path.name + ".1"))
             self._file = self._open()
         except BaseException:
@@ -168,14 +175,14 @@ class AuditLog:
             fields: More of the event; any content stays on one line.
 
         Raises:
-            Error: The disk is full, or the file is gone: an action that cannot be noted must not happen.
+            Error: The disk is full, or no file can be made anew: an action that cannot be noted must not happen.
         """
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"time": moment, "event": event, **fields}, ensure_ascii=True) + "\n"
         try:
             with self._lock:
-                if os.fstat(self._file).st_size > _AUDIT_BYTES:
-                    self._rotate()
+                if os.fstat(self._file).st_size > _AUDIT_BYTES or not self._has_its_name():
+                    self._renew()
                 self._append(self._file, line.encode("ascii"))
         except (OSError, ConfigError) as error:
             raise Error(f"the audit log {self.path} cannot be written: {error}") from None

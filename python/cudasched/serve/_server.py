@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cudasched._text import one_line
 from cudasched.errors import ConfigError
 from cudasched.log import logger
-from cudasched.observe.prometheus import _why
+from cudasched.observe.prometheus import binding
 from cudasched.serve import _admission
 from cudasched.serve._guard import Application, Callers, Guard, Limits, Receive, Scope, Send, hosts_of
 
@@ -41,6 +41,7 @@ _AT_ONCE = 16  # are accepted before one that is there is looked at, or ends
 _MOST_CONNECTIONS = 1024
 _DESCRIPTORS = 4096
 _SAID_EVERY_S = 60.0
+_ACKNOWLEDGED = slice(120, 128)  # tcpi_bytes_acked of struct tcp_info
 
 
 def is_loopback(host: str) -> bool:
@@ -155,7 +156,7 @@ class _Impatient(HttpToolsProtocol):
         """The connection is there."""
         super().connection_made(transport)
         self._peer = transport.get_extra_info("peername")
-        self._seen: Any = None
+        self._seen: tuple[Any, bytes] = None, b""
         self._watch = self.loop.call_later(_HEAD_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,12 +165,21 @@ class _Impatient(HttpToolsProtocol):
         self.waiting.remove(self._peer)
         super().connection_lost(exc)
 
+    def _acknowledged(self) -> bytes:
+        """Bytes of answers that the caller's system has; empty where the kernel does not count them."""
+        try:
+            info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        except OSError:  # closed meanwhile
+            return b""
+        return bytes(info[_ACKNOWLEDGED])
+
     def _look(self) -> None:
-        # The same request as at the last look, or none, and no other has begun to be answered.
-        if (self.cycle is None or self.cycle.response_complete) and self._seen is self.cycle:
+        # The same request as at the last look, or none, no other has begun to be answered, and no more has been read.
+        seen = self.cycle, b"" if self.cycle is None else self._acknowledged()
+        if (self.cycle is None or self.cycle.response_complete) and self._seen == seen:
             self.transport.abort()
             return
-        self._seen = self.cycle
+        self._seen = seen
         self._watch = self.loop.call_later(_HEAD_S, self._look)
 
 
@@ -187,38 +197,51 @@ class _Uvicorn(uvicorn.Server):
 
 
 def on_signals(stop: Callable[[], None]) -> None:
-    """Has SIGTERM and SIGINT call `stop`, where this is the main thread."""
+    """Has SIGTERM and SIGINT call `stop`, where this is the main thread. A second SIGINT ends the process at once."""
+
+    def on_signal(number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop())
+            signal.signal(number, on_signal)
 
 
-def _bound(host: str, port: int, *options: int) -> _Listening:
+def _bound(host: str, port: int, *options: int, named: str = "--port") -> _Listening:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = _Listening(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio asks: no delay by Nagle
     try:
-        for option in options:
-            bound.setsockopt(socket.SOL_SOCKET, option, 1)
-        bound.bind((host, port))
-    except (OSError, OverflowError) as error:
+        with binding(host, port, named):
+            for option in options:
+                bound.setsockopt(socket.SOL_SOCKET, option, 1)
+            bound.bind((host, port))
+    except ConfigError:
         bound.close()
-        raise ConfigError(_why(host, port, error)) from None
+        raise
     return bound
 
 
-def reserved(host: str, port: int) -> socket.socket:
+def reserved(host: str, port: int, named: str = "--port") -> socket.socket:
     """A socket by which a port is this user's, and at which processes of this user may listen together.
 
     Args:
         host: The address.
         port: 0: any that is free.
+        named: The port's option, for the message.
 
     Raises:
         ConfigError: The address cannot be had: the message says why. Another program may listen there, or reserve it.
     """
     # Two programs do not share a port by mistake: without SO_REUSEADDR, a socket that does not listen shuts others out.
-    _bound(host, port, socket.SO_REUSEADDR).close()
-    return _bound(host, port, socket.SO_REUSEPORT)
+    _bound(host, port, socket.SO_REUSEADDR, named=named).close()
+    return _bound(host, port, socket.SO_REUSEPORT, named=named)
+
+
+def _no_pass_phrase() -> str:
+    """In the place of a question on the terminal: a service has none."""
+    raise OSError("the key is encrypted: give one without a pass phrase (openssl pkey -in KEY -out FILE)")
 
 
 def _with_admission(
@@ -285,7 +308,7 @@ class Server:
         tls: dict[str, Any] = {}
         if certificate and key:
             try:
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, _no_pass_phrase)
                 self._pem = (key.read_bytes(), certificate.read_bytes())
             except (OSError, ssl.SSLError) as error:
                 self._socket.close()

@@ -352,7 +352,7 @@ class Service:
         """Whether the clients have been looked at lately.
 
         Raises:
-            OperationError: The changes do not hold.
+            OperationError: They have not.
         """
         with self._lock:
             late_s = time.monotonic() - self._looked_at
@@ -367,6 +367,9 @@ class Service:
         except Error as error:
             devices, processes = [Device(uuid="", name="", error=str(error))], []
         if not processes and any(device.error for device in devices):
+            if all(device.uuid for device in devices):  # else nothing can be read, and that is no look
+                with self._lock:
+                    self._looked_at = time.monotonic()
             return
         # One that has said no number yet cannot be told from others.
         now = Look(time.monotonic(), tuple(devices), tuple(each for each in processes if each.number != 0))
@@ -515,7 +518,6 @@ class Service:
                 rate_hz=wanted.rate_hz or server.rate_hz,
                 arrivals=server.arrivals,
                 slo_ms=server.slo_ms,
-                request_gap_ms=server.request_gap_ms,
                 alone_ms=server.alone_ms,
             )
         except Error as error:

@@ -211,6 +211,8 @@ def _tensors(torch: Any, device: int) -> Iterator[Any]:
             try:
                 if thing.is_cuda and thing.get_device() == device:
                     yield thing
+                    if thing.is_leaf and thing.grad is not None:  # no object of Python's until it is asked for
+                        yield thing.grad
             except Exception:  # another library's tensor, half made or without a device
                 continue
 
@@ -249,8 +251,9 @@ _said = False
 def _forget() -> None:
     global _making
     _making = threading.RLock()  # another thread of the parent may have held it
-    if _backend is not None:
+    if _backend is not None and _streams is not None:
         _backend.forget()
+        _streams.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from typing import Any
 
-from cudasched._region import region
+from cudasched import _region
 
 __all__ = ["lightning_callback", "trainer_callback"]
 
@@ -15,19 +14,19 @@ class _WhileTraining:
     """A region on the training thread, open from the training's begin to its end of any kind."""
 
     def __init__(self, client_class: str, priority: int) -> None:
-        self._region = region(client_class, priority=priority)
-        self._open = threading.local()
+        self._region = _region.region(client_class, priority=priority)
+
+    def _is_open(self) -> bool:
+        return any(entry.region is self._region for entry in _region._thread.regions)
 
     def begin(self) -> None:
         """Enters, unless a training that failed left it open."""
-        if not getattr(self._open, "here", False):
+        if not self._is_open():
             self._region.__enter__()
-            self._open.here = True
 
     def end(self) -> None:
         """Leaves the region, if open here."""
-        if getattr(self._open, "here", False):
-            self._open.here = False
+        if self._is_open():
             self._region.__exit__()
 
 

@@ -55,7 +55,7 @@ class Order:
     """The order of operations, by stream; a stream is its CUstream's address, a tensor its memory's. Any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Python's collector may run within, and end an object that waits for an event
         self._clocks: dict[int, Clock] = {}
         self._events: dict[int, Clock] = {}
         self._host: Clock = {}
@@ -237,9 +237,18 @@ def _mode(torch: Any, order: Order, current_stream: Any, is_watched: Any) -> Any
         return found
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """PyTorch asks this: functions are compiled beside the mode."""
+            return True
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             result = func(*args, **kwargs)
+            if not isinstance(func, torch._ops.OpOverload):  # an operator of functions, such as torch.cond
+                return result
             if func.is_view or func._schema.name in ("aten::record_stream", "aten::_local_scalar_dense"):
                 return result
             given = memory(tree.tree_leaves((args, kwargs)))

@@ -266,14 +266,14 @@ class Library:
         points = (Point * room)()
         return list(points[: min(room, self._timeline(device, points, room))])
 
-    def parts(self, device: int, by_region: bool) -> dict[int, tuple[int, int]]:
-        """Bytes and their peak by stream or by region."""
+    def parts(self, device: int, by_region: bool) -> dict[int, int]:
+        """Bytes by stream or by region."""
         room = 256
         while True:
             amounts = (_Amount * room)()
             count = self._parts(device, int(by_region), amounts, room)
             if count <= room:
-                return {int(each.key): (int(each.bytes), int(each.peak)) for each in amounts[:count]}
+                return {int(each.key): int(each.bytes) for each in amounts[:count]}
             room = count
 
 

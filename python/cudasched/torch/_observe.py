@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +19,7 @@ _CLASSES = ("normal", "latency", "best_effort")  # in the order of include/cudas
 
 _lock = threading.Lock()
 _library: _extension.Library | None = None
-_regions_by_name: dict[str, int] = {"": 0}
+_regions_by_name = defaultdict[str, int](itertools.count(1).__next__, {"": 0})  # a new name's number is made whole
 _forked = False  # counted in the process that this one is a child of
 
 
@@ -34,7 +36,8 @@ class Memory:
         by_class: `requested_bytes` by class: that of the stream on which a tensor was allocated, else of the region.
         peak_by_class: The most of each.
         by_stream: `requested_bytes` by CUstream; 0 is the default stream.
-        by_region: `requested_bytes` by the name of the region; "" is outside, and of regions without a name.
+        by_region: `requested_bytes` by the name of the region; "" is outside, and of regions without a name. A
+            backward pass counts for its forward pass's.
         over_limit: How often regions crossed their ``memory_limit``, by name.
         fragmentation: 1 - the largest free block / all free reserved memory; 0 where nothing is free.
         lost: Records that the ring had no room for: where it is not 0, the bytes above are about right.
@@ -96,6 +99,7 @@ def observe() -> None:
         torch.cuda.init()
         library = _extension.load()
         library.attach()
+        _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
         for segment in torch.cuda.memory_snapshot():
             device = int(segment["device"])
             library.begin_with_reserved(device, segment["total_size"])
@@ -103,8 +107,7 @@ def observe() -> None:
                 if block["state"] != "inactive":
                     asked = block.get("requested_size", block["size"])
                     library.begin_with(device, block["address"], asked, segment["stream"])
-        _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
-        _regions.on_change(lambda client_class, name: library.scope(_CLASSES.index(client_class), _number(name)))
+        _regions.on_change(lambda kind, name: library.scope(_CLASSES.index(kind), _regions_by_name[name]))
         library.begin()
         _regions.on_limits(_Limits(library))
         _library = library
@@ -127,20 +130,13 @@ class _Limits:
 
     def limit(self, name: str, size: int) -> None:
         _limited.add(name)
-        self._library.limit(_number(name), size)
+        self._library.limit(_regions_by_name[name], size)
 
     def over(self, name: str) -> int:
-        return int(self._library.over_limit(-1, _number(name)))
+        return int(self._library.over_limit(-1, _regions_by_name[name]))
 
 
 _limited: set[str] = set()
-
-
-def _number(name: str) -> int:
-    number = _regions_by_name.get(name)
-    if number is None:
-        number = _regions_by_name.setdefault(name, len(_regions_by_name))
-    return number
 
 
 def _observed(device: int | None) -> tuple[_extension.Library, int]:
@@ -200,7 +196,8 @@ def memory(device: int | None = None) -> Memory:
     library, device = _observed(device)
     torch: Any = importlib.import_module("torch")
     totals = library.read(device)
-    names = {number: name for name, number in _regions_by_name.items()}
+    regions = library.parts(device, by_region=True)
+    names = {number: name for name, number in _regions_by_name.copy().items()}  # other threads enter regions
     free = [
         int(block["size"])
         for segment in torch.cuda.memory_snapshot()
@@ -216,9 +213,9 @@ def memory(device: int | None = None) -> Memory:
         reserved_peak=int(totals.reserved_peak),
         by_class=dict(zip(_CLASSES, map(int, totals.class_bytes), strict=True)),
         peak_by_class=dict(zip(_CLASSES, map(int, totals.class_peaks), strict=True)),
-        by_stream={stream: bytes_ for stream, (bytes_, _) in library.parts(device, by_region=False).items()},
-        by_region={names.get(k, ""): bytes_ for k, (bytes_, _) in library.parts(device, by_region=True).items()},
-        over_limit={name: int(library.over_limit(device, _number(name))) for name in sorted(_limited)},
+        by_stream=library.parts(device, by_region=False),
+        by_region={names[number]: size for number, size in regions.items()},
+        over_limit={name: int(library.over_limit(device, _regions_by_name[name])) for name in sorted(_limited)},
         fragmentation=1 - max(free) / sum(free) if free else 0.0,
         lost=int(totals.lost),
     )

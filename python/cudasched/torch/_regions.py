@@ -36,8 +36,8 @@ def enter(entry: Any, client_class: str, stream: object) -> None:
         if streams is not None and stream != "inherit":
             chosen = None if stream == "own" else _adapter.chosen_stream(stream)
             entry.stream_entry = streams.enter(client_class, chosen, entry.begin)
-            if _checking:
-                _check.watch(sys.modules["torch"])
+        if streams is not None and _checking:
+            _check.watch(sys.modules["torch"])
     except ConfigError:
         raise
     except Exception as error:
@@ -107,7 +107,7 @@ def check_limit(name: str) -> None:
 def note_holders(error: BaseException) -> None:
     """Each client's GPU memory, as a note of an out-of-memory error (Python 3.11 and later have notes)."""
     add_note = getattr(error, "add_note", None)
-    if add_note is None:
+    if add_note is None or any("cudasched: holders" in note for note in getattr(error, "__notes__", ())):
         return
     try:
         from cudasched.status import status

@@ -23,7 +23,6 @@ Nothing here waits on the host, and nothing imports PyTorch: the rules need a `B
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -190,10 +189,6 @@ class ThreadStreams:
         self._backend.set_class(stream, "best_effort" if client_class == "best_effort" else None)
         self.use(stream)
 
-    def streams(self) -> list[Hashable]:
-        """All on which this thread has worked in regions, or will."""
-        return list(self._kept_for)
-
     def use(self, stream: Hashable) -> None:
         """Other streams' memory that this thread holds is kept for this stream, too."""
         if stream in self._kept_for or stream == self._default:
@@ -336,14 +331,6 @@ class Streams:
         self.backend = backend
         self._thread = _Devices()
         self._spare = _Spare()
-        if hasattr(os, "register_at_fork"):
-            reference = weakref.ref(self)
-
-            def forget() -> None:
-                if (streams := reference()) is not None:
-                    streams.forget()
-
-            os.register_at_fork(after_in_child=forget)
 
     def forget(self) -> None:
         """In the child of a fork: the parent's streams are none of this process's."""

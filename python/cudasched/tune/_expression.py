@@ -12,7 +12,7 @@ from typing import Any
 from cudasched._text import closest, shown
 from cudasched.errors import ConfigError
 
-__all__ = ["Expression"]
+__all__ = ["FUNCTIONS", "Expression"]
 
 _MOST_CHARACTERS = 4096
 _MOST_BITS = 4096
@@ -54,7 +54,7 @@ def _modulo(one: float, other: float) -> float:
     return one % other
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
     "ceil_div": lambda a, b: -(-a // b),
     "log2": math.log2,
@@ -65,7 +65,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # In the place of operators, which would repeat or format texts, and have no bound for numbers. A name that no parameter
 # can have.
 _OPERATORS: Mapping[type[ast.operator], str] = {ast.Mult: "*", ast.Mod: "%"}
-_GLOBALS: dict[str, Any] = {"__builtins__": {}, "*": _times, "%": _modulo, **_FUNCTIONS}
+_GLOBALS: dict[str, Any] = {"__builtins__": {}, "*": _times, "%": _modulo, **FUNCTIONS}
 _NODES = (
     *(ast.Expression, ast.Constant, ast.Name, ast.Load, ast.Call, ast.IfExp),
     *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub),
@@ -123,10 +123,10 @@ class Expression:
             if isinstance(node, ast.Constant) and not isinstance(node.value, (bool, int, float, str)):
                 raise ConfigError(f"{where}: '{self.text}' has {shown(node.value)}, which expressions may not have")
             if isinstance(node, ast.Call) and (
-                not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords
+                not isinstance(node.func, ast.Name) or node.func.id not in FUNCTIONS or node.keywords
             ):
-                raise ConfigError(f"{where}: '{self.text}' calls another function than {', '.join(_FUNCTIONS)}")
-            if isinstance(node, ast.Name) and node.id not in _FUNCTIONS:
+                raise ConfigError(f"{where}: '{self.text}' calls another function than {', '.join(FUNCTIONS)}")
+            if isinstance(node, ast.Name) and node.id not in FUNCTIONS:
                 if node.id not in known:
                     hint = closest(node.id, known) or f"; there are {', '.join(sorted(known))}"
                     raise ConfigError(f"{where}: '{self.text}' has the name {node.id}, which is not known{hint}")

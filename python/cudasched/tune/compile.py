@@ -20,7 +20,7 @@ __all__ = ["CompileError", "Compiled", "Compiler", "choose", "compile_source", "
 Compiler = Literal["nvrtc", "nvcc"]
 _LOG_CHARACTERS = 4000
 _NVCC_S = 300.0
-_IMAGES = (".cubin", ".fatbin", ".ptx")
+IMAGES = (".cubin", ".fatbin", ".ptx")
 
 
 class CompileError(Error):
@@ -119,7 +119,7 @@ def compile_source(
         Error: The compiler cannot be used, or the file cannot be read.
     """
     begin = time.perf_counter()
-    if source.suffix in _IMAGES:
+    if source.suffix in IMAGES:
         return Compiled(source.read_bytes() + b"\0", "", time.perf_counter() - begin)
     given = [f"-D{name}={value}" for name, value in macros]
     includes = [f"-I{source.parent}", *(f"-I{one}" for one in _cuda_headers())]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -122,7 +123,7 @@ class Run:
         evaluations: The number of tried configurations.
         best: The best one.
         best_us: The best time.
-        trace: Best time after each evaluation, us.
+        trace: Best time after each evaluation, us, from the first with a time on.
     """
 
     run: int
@@ -267,7 +268,7 @@ class Database:
                     len(trace),
                     configuration_key(best) if best is not None else None,
                     best_us,
-                    json.dumps([round(one, 3) for one in trace]),
+                    json.dumps([round(one, 3) for one in trace if math.isfinite(one)]),
                     time.time() if ended else None,
                     run,
                 ],

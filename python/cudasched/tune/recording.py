@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cudasched._text import one_line
 from cudasched.errors import Error
 from cudasched.tune._need import need
 from cudasched.tune.measurement import STATUSES, Measurement, robust
@@ -143,8 +142,8 @@ class Recording:
             raise error if str(path) in str(error) else Error(f"{path}: {error}") from None
         except OSError as error:
             raise Error(f"{path}: the recording cannot be read: {error.strerror or error}") from None
-        except Exception as error:  # numpy and zipfile have no common class for the errors of a damaged file
-            raise Error(f"{path}: it is no recording of a space ({one_line(str(error))[:200]})") from None
+        except Exception:  # numpy and zipfile have no common class for the errors of a damaged file
+            raise Error(f"{path}: it is no recording of a space, or is damaged") from None
 
     @classmethod
     def _of(cls, problem: Problem, header: Mapping[str, Any], arrays: Mapping[str, Any]) -> Recording:

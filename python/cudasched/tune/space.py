@@ -23,7 +23,7 @@ from cudasched._text import closest, shown
 from cudasched.advise.occupancy import ARCHITECTURES, MAX_THREADS_PER_BLOCK, Architecture, occupancy
 from cudasched.config import parse_toml
 from cudasched.errors import ConfigError
-from cudasched.tune._expression import Expression
+from cudasched.tune._expression import FUNCTIONS, Expression
 from cudasched.tune._fields import (
     MOST_CONFIGURATIONS,
     Value,
@@ -252,16 +252,18 @@ class Space:
             raise ConfigError(
                 f"its parameters have {count:,} combinations, more than {_MOST_COMBINATIONS:,}: give them fewer values"
             )
+        own = ("sms", "capability", "threads")
         groups: dict[str, Iterable[str]] = {
             "shape": self.shape,
             "constants": self.constants,
             "parameters": self.parameters,
+            "every expression": (*own, *FUNCTIONS),
         }
         names = {where: set(table) for where, table in groups.items()}
         for (one, first), (other, second) in itertools.combinations(names.items(), 2):
             for name in first & second:
                 raise ConfigError(f"{name} is in {one} and in {other}")
-        self._names = {*self.shape, *self.constants, *self.parameters, "sms", "capability", "threads"}
+        self._names = {*self.shape, *self.constants, *self.parameters, *own}
         constraints = data.get("constraints", [])
         if not isinstance(constraints, list):
             raise ConfigError("constraints is a list of expressions")

@@ -137,6 +137,7 @@ class Tuned:
         index: The place of the best configuration.
         time_us: The best time, us.
         measurements: Those of all tried configurations, by place, with those of earlier runs.
+        scores: What the search minimised, of the configurations that are eligible, by place.
         trace: The best time after each evaluation, us; infinite before the first that ran.
         evaluations: How many configurations were tried by this run.
         strategy: The search's strategy.
@@ -148,6 +149,7 @@ class Tuned:
     index: int
     time_us: float
     measurements: Mapping[int, Measurement]
+    scores: Mapping[int, float]
     trace: Sequence[float]
     evaluations: int
     strategy: str
@@ -164,9 +166,8 @@ class Tuned:
         return self.problem.work / (self.time_us * 1e-6)
 
     def best(self, count: int = 10) -> list[tuple[int, Measurement]]:
-        """The best configurations, the fastest first."""
-        timed = [(one.time_us, index) for index, one in self.measurements.items() if one.time_us is not None]
-        return [(index, self.measurements[index]) for _, index in sorted(timed)[:count]]
+        """The best configurations by the objective, the winner first."""
+        return [(index, self.measurements[index]) for index in sorted(self.scores, key=self.scores.__getitem__)[:count]]
 
     def failures(self) -> dict[str, int]:
         """How many configurations gave no time, by why."""
@@ -341,6 +342,7 @@ def run(
     Raises:
         ConfigError: A setting has no meaning.
         Error: No configuration ran; says why.
+        KeyboardInterrupt: Before one ran. A later one ends the search, and the best so far is returned.
     """
     settings = settings or Settings()
     search = _Run(evaluator, settings, database, on_progress, prior)
@@ -360,8 +362,9 @@ def run(
     if database:
         chosen = search.problem.configurations[best] if best is not None else None
         best_us = search.measured[best].time_us if best is not None else None
-        finite = [one for one in search.trace if math.isfinite(one)]
-        database.update_run(number, finite, chosen, best_us, ended=not interrupted)
+        database.update_run(number, search.trace, chosen, best_us, ended=not interrupted)
+    if best is None and interrupted:
+        raise KeyboardInterrupt
     if best is None:
         raise Error(_why_none(search))
     time_us = search.measured[best].time_us
@@ -372,6 +375,7 @@ def run(
         index=best,
         time_us=time_us,
         measurements=search.measured,
+        scores=search.scores,
         trace=search.trace,
         evaluations=search.own,
         strategy=settings.strategy,

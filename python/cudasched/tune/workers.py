@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from cudasched import hook
 from cudasched._scratch import Scratch
 from cudasched.errors import Error
 from cudasched.tune import compile as compilation
@@ -197,6 +198,8 @@ class Live:
         )
         try:
             gpu, self.uuid = self._begin("gpu", device)
+            if source.suffix not in compilation.IMAGES and hook.is_simulated(hook.load_core().find_driver()):
+                raise Error("the simulated driver runs no compiled kernel: tune on a GPU, or --replay a recorded space")
             self.problem: Problem = space.problem(gpu, shape)
             _ = self.problem.configurations  # a fault in the space shows before the arrays are made
             self._plan = replace(self._plan, compare=self._compare_image(gpu))
@@ -311,8 +314,9 @@ class Live:
                 said = value if kind != "gone" else f"the compiler's process ended with {value}"
                 yield work, Measurement("compile_error" if kind != "gone" else "crashed", message=str(said))
         now = time.monotonic()
-        for worker in busy.values():
-            if worker.busy and worker.deadline <= now:
+        for connection, worker in busy.items():
+            # An answer that came meanwhile is in time: a new worker on the GPU may have taken minutes.
+            if worker.busy and worker.deadline <= now and not connection.poll():
                 work = worker.work
                 worker.kill()
                 if worker is self._gpu_worker:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudasched._document import page
 from cudasched._table import Column, fitted
-from cudasched._text import printable
+from cudasched._text import duration, printable
 from cudasched.observe.analyze._model import Analysis, Counters
 
 if TYPE_CHECKING:
@@ -19,15 +19,6 @@ __all__ = ["html", "terminal"]
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _SHOWN_STALLS = 3
 _TELLING_CHARS = 12
-
-
-def _time(time_ns: float | None) -> str:
-    if time_ns is None:
-        return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if time_ns >= size:
-            return f"{time_ns / size:.3g} {unit}" if time_ns < 1000 * size else f"{time_ns / size:.0f} {unit}"
-    return f"{time_ns:.0f} ns"
 
 
 def _share(share: float | None) -> str:
@@ -114,7 +105,7 @@ def html(analysis: Analysis) -> str:
         Error: jinja2 is not installed.
     """
     filters: dict[str, Callable[..., Any]] = {
-        "time": _time,
+        "time": duration,
         "share": _share,
         "percent": _percent,
         "ratio": _ratio,

@@ -19,7 +19,7 @@ from cudasched.observe.baseline._model import (
     Uncompared,
     Verdict,
 )
-from cudasched.observe.baseline._runs import same_setting
+from cudasched.observe.baseline._runs import DEVICE_WORK, same_setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +30,6 @@ __all__ = ["ALPHA", "LEAST_CHANGE", "LEAST_SHARE", "check"]
 ALPHA = 0.01
 LEAST_CHANGE = 0.03
 LEAST_SHARE = 0.005
-_LEAST_COMMON = 0.5
-_DEVICE_WORK = ("kernel", "graph")
 _WHOLE = ("program", "device time of a run")
 
 _Key = tuple[str, str]
@@ -50,22 +48,10 @@ def _label(key: _Key) -> str:
 
 def _share(key: _Key, runs: Sequence[dict[_Key, Measured]]) -> float | None:
     """The share of the device time of all runs of both sides, so that the choice of quantities depends on no side."""
-    if key[0] not in _DEVICE_WORK:
+    if key[0] not in DEVICE_WORK:
         return None
     own = sum(run[key].count * run[key].each_ns for run in runs if key in run)
     return own / sum(run[_WHOLE].each_ns for run in runs)
-
-
-def _refuse_another_program(before: Sequence[dict[_Key, Measured]], after: Sequence[dict[_Key, Measured]]) -> None:
-    for side, other, where in ((before, after, "the baseline"), (after, before, "this run")):
-        known = {key for run in other for key in run if key[0] in _DEVICE_WORK}
-        whole = sum(run[_WHOLE].each_ns for run in side)
-        common = sum(one.count * one.each_ns for run in side for key, one in run.items() if key in known)
-        if common < _LEAST_COMMON * whole:
-            raise Error(
-                f"kernels that both sides have take only {100 * common / whole:.0f}% of the device time of {where}: "
-                "the program or the model is another one; save another baseline"
-            )
 
 
 def _why_not(
@@ -152,7 +138,6 @@ def check(
         raise Error(f"baselines need NumPy ({error}): pip install 'cudasched[baseline]'") from None
     same_setting(before, after, "the baseline", "this run")
     then, now = ([_by_key(run) for run in side.runs] for side in (before, after))
-    _refuse_another_program(then, now)
     keys = list(dict.fromkeys(key for run in [*then, *now] for key in run))
     shares = {key: _share(key, [*then, *now]) for key in keys}
     why = {key: _why_not(key, then, now, shares[key], least_share) for key in keys}
@@ -199,7 +184,7 @@ def check(
         ),
         key=lambda one: (-(one.share or 0.0), one.kind, one.name),
     )
-    device_work = [one for one in compared if one.kind in _DEVICE_WORK]
+    device_work = [one for one in compared if one.kind in DEVICE_WORK]
     noisiest = max((one.noise for one in device_work), default=None)
     found_in_every = all(one.detectable is not None and one.detectable <= 0.05 for one in device_work)
     return Comparison(

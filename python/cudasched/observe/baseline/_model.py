@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,10 @@ Kind = Literal["kernel", "graph", "region", "wait", "program"]
 Verdict = Literal["slower", "below the limit", "no change", "faster"]
 
 
+#: A time, ns. Others are damage, and would overflow when they are compared.
+_Ns = Annotated[float, Field(ge=1e-12, le=1e21)]
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -27,8 +31,8 @@ class Measured(_Frozen):
 
     kind: Kind
     name: str = Field(description="A kernel as the driver names it (mangled); a region by its name.")
-    count: int = Field(gt=0, description="Launches, requests or waits.")
-    each_ns: float = Field(gt=0, description="Time of one, ns: of kernels and graphs the mean without outliers.")
+    count: int = Field(gt=0, lt=2**63, description="Launches, requests or waits.")
+    each_ns: _Ns = Field(description="Of one, ns: of kernels and graphs the mean without outliers.")
 
 
 class Run(_Frozen):
@@ -38,7 +42,7 @@ class Run(_Frozen):
     session: str = Field(description="Runs that were recorded by one command, one after another, share it.")
     driver_version: str
     cudasched_version: str
-    time_ns: float = Field(gt=0, description="Device time of all its launches.")
+    time_ns: _Ns = Field(description="Device time of all its launches.")
     measured: tuple[Measured, ...]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import fcntl
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ from cudasched._scratch import Scratch
 from cudasched.errors import Error
 from cudasched.observe import clients
 from cudasched.observe.baseline._model import Baseline
-from cudasched.observe.baseline._runs import from_recordings, of_counters
+from cudasched.observe.baseline._runs import from_recordings, of_counters, same_setting
 
 if TYPE_CHECKING:
     from cudasched.observe import Metrics
@@ -95,22 +96,28 @@ def _turn() -> Iterator[None]:
         os.close(lock)
 
 
-def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Baseline:
+def record(
+    program: str | Sequence[str], runs: int, *, timing: str = "cupti", beside: Baseline | None = None
+) -> Baseline:
     """Runs a program so many times, one after another; waits while another process of this run directory records.
 
     The programs' output goes where this process's output goes.
 
     Args:
-        program: The name and arguments.
+        program: The name and arguments; a string is split as a shell does.
         runs: How often.
         timing: ``"cupti"`` or ``"events"``.
+        beside: The baseline that the runs will be compared with, or added to.
 
     Raises:
-        Error: A run fails, records nothing, or is recorded in part; nothing is kept then.
+        Error: A run fails, records nothing, or is recorded in part, or the first one cannot be compared with `beside`;
+            nothing is kept then.
     """
     from cudasched.cli.collect import run_collected
     from cudasched.collect import read
 
+    program = shlex.split(program) if isinstance(program, str) else program
+    session = new_session()
     with _turn(), Scratch("baseline") as scratch:
         paths: list[Path] = []
         counted = []
@@ -124,4 +131,6 @@ def record(program: Sequence[str], runs: int, *, timing: str = "cupti") -> Basel
             counted.append(of_counters(watch.of(set(read(path)["pid"].unique().to_pylist()))))
             paths.append(path)
             print(f"cudasched: run {number} of {runs} is recorded", file=sys.stderr, flush=True)
-        return from_recordings(paths, session=new_session(), counted=counted)
+            if number == 1 and beside is not None:  # before the others take their time
+                same_setting(beside, from_recordings(paths, session=session), "the baseline", "this run")
+        return from_recordings(paths, session=session, counted=counted)

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
     from cudasched.observe import Metrics
 
-__all__ = ["from_recordings", "merged", "of_counters", "of_launches", "same_setting"]
+__all__ = ["DEVICE_WORK", "from_recordings", "merged", "of_counters", "of_launches", "same_setting"]
 
 _TRIMMED = 0.1
 """Of the launches of one shape, so many of the shortest and of the longest are left out: warm-up, interruptions."""
 _SHAPE = [f"{what}_{axis}" for what in ("grid", "block", "cluster") for axis in "xyz"] + ["dynamic_shared_bytes"]
 _MOST_UNTIMED = 0.1
 _FEWEST_REQUESTS = 10
+_LEAST_COMMON = 0.5
+DEVICE_WORK = ("kernel", "graph")
+"""Kinds of quantities that take device time."""
 
 
 def _trimmed_mean(ordered: Any) -> float:
@@ -147,7 +150,7 @@ def from_recordings(
         counted: Regions and waits of each; None: there are none.
 
     Raises:
-        Error: A recording is missing, damaged, empty or cut short, or they are of different GPUs or timings.
+        Error: A recording is missing, damaged, empty or cut short, or they are of different GPUs, timings or programs.
     """
     from cudasched.advise.profile import metadata
     from cudasched.collect import read
@@ -182,7 +185,7 @@ def from_recordings(
 
 
 def same_setting(one: Baseline, other: Baseline, first: str, second: str) -> None:
-    """Raises Error where times of one cannot be compared with those of the other: another GPU, another clock."""
+    """Raises Error where times of one cannot be compared with those of the other: another GPU, clock or program."""
 
     def gpu(side: Baseline) -> str:
         return f"{side.gpu or 'an unnamed GPU'} ({side.sm_count} SMs, {side.compute_capability})"
@@ -197,13 +200,23 @@ def same_setting(one: Baseline, other: Baseline, first: str, second: str) -> Non
             f"{first} was timed by {one.timing or '?'}, and {second} by {other.timing or '?'}: their times cannot be "
             "compared; choose the same --timing"
         )
+    for side, against, where in ((one, other, first), (other, one, second)):
+        known = {(each.kind, each.name) for run in against.runs for each in run.measured if each.kind in DEVICE_WORK}
+        measured = [each for run in side.runs for each in run.measured if (each.kind, each.name) in known]
+        whole = sum(run.time_ns for run in side.runs)
+        common = sum(each.count * each.each_ns for each in measured)
+        if common < _LEAST_COMMON * whole:
+            raise Error(
+                f"kernels that both sides have take only {100 * common / whole:.0f}% of the device time of {where}: "
+                "the program or the model is another one; save another baseline"
+            )
 
 
 def merged(one: Baseline, other: Baseline, first: str, second: str) -> Baseline:
     """The runs of both.
 
     Raises:
-        Error: They are of different GPUs or timings.
+        Error: They are of different GPUs, timings or programs.
     """
     same_setting(one, other, first, second)
     return one.model_copy(update={"runs": (*one.runs, *other.runs)})

@@ -76,6 +76,8 @@ class trace:  # noqa: N801  used like a function
             check()
         self._output = Output(self._path)
         self._flame = Output(self._flame_path) if self._flame_path is not None else None
+        if self._flame is not None:
+            self._flame.refuse(self._path, "the trace goes there")
         directory = parts_of(self._path)
         core = hook.load_core()
         self._claim = claimed(directory, self._path, "trace", new=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import bisect
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cudasched.collect._journal import Journal, scan
 from cudasched.errors import Error
+from cudasched.observe.trace._file import ProcessTrace
 
 __all__ = ["DeviceTimes", "Row", "check", "journals"]
 
@@ -58,10 +60,24 @@ class Row:
 
 
 class DeviceTimes:
-    """Of one process, in a directory where it may have left journals."""
+    """Of one process, in a directory where it may have left journals.
 
-    def __init__(self, directory: Path, pid: int) -> None:
-        self._paths = [path for path in sorted(directory.glob("*.journal")) if scan(path).meta.get("pid") == pid]
+    Args:
+        directory: With the journals.
+        trace: Of the process.
+        traces: Of all processes: a program that becomes another (exec) keeps its pid.
+    """
+
+    def __init__(self, directory: Path, trace: ProcessTrace, traces: Iterable[ProcessTrace]) -> None:
+        of_pid = [each for each in traces if each.pid == trace.pid]
+
+        def is_own(meta: dict[str, Any]) -> bool:
+            """Whether a journal was begun with this trace, and no other."""
+            began = meta.get("started_ns")
+            began_ns = began if isinstance(began, int) else 0
+            return meta.get("pid") == trace.pid and trace is min(of_pid, key=lambda t: abs(t.started_ns - began_ns))
+
+        self._paths = [path for path in sorted(directory.glob("*.journal")) if is_own(scan(path).meta)]
         self._begins, self._ends = array("q"), array("q")
         self._streams, self._devices, self._regions, self._names = array("Q"), array("H"), array("H"), array("L")
         self._whats = array("Q")

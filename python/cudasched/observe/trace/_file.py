@@ -6,7 +6,6 @@ all later ones, are left out. All values of a file are checked against their bou
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import zlib
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cudasched.collect._journal import json_of, texts_of
 from cudasched.errors import Error
 
 __all__ = ["RECORD", "VERSION", "Gpu", "Kind", "ProcessTrace", "Record", "Resources", "Shape", "processes"]
@@ -22,7 +22,6 @@ __all__ = ["RECORD", "VERSION", "Gpu", "Kind", "ProcessTrace", "Record", "Resour
 VERSION = 2
 _FILE = struct.Struct("<8sII")
 _BLOCK = struct.Struct("<4sIQII")
-_TEXT = struct.Struct("<III")
 _MAGIC = b"CSDTRACE"
 _BLOCK_MAGIC = b"TBLK"
 _META, _TEXTS, _RECORDS, _DROPPED, _END = range(1, 6)
@@ -109,6 +108,11 @@ class ProcessTrace:
         return _number(self.meta, "pid")
 
     @property
+    def started_ns(self) -> int:
+        """When tracing began, CLOCK_MONOTONIC."""
+        return _number(self.meta, "started_ns")
+
+    @property
     def command(self) -> list[str]:
         """The process's command line."""
         words = self.meta.get("command")
@@ -134,7 +138,7 @@ class ProcessTrace:
         with self.paths[0].open("rb") as file:
             for kind, _, payload in _blocks(file, self.paths[0]):
                 if kind == _META:
-                    self.meta = _json(payload)
+                    self.meta = json_of(payload)
                 return
 
     def records(self) -> Iterator[Record]:
@@ -154,22 +158,17 @@ class ProcessTrace:
                     elif kind == _TEXTS:
                         self._take_texts(payload)
                     elif kind == _META:
-                        self.meta = self.meta or _json(payload)
-                        self.rotated_away = max(self.rotated_away, _number(_json(payload), "rotated_away"))
+                        self.meta = self.meta or json_of(payload)
+                        self.rotated_away = max(self.rotated_away, _number(json_of(payload), "rotated_away"))
                     elif kind == _DROPPED and len(payload) == 8:
                         self.dropped = int.from_bytes(payload, "little")
                     elif kind == _END:
-                        self.end = _json(payload)
+                        self.end = json_of(payload)
                         self.rotated_away = max(self.rotated_away, _number(self.end, "rotated_away"))
                 self.damaged += bool(file.read(1))
 
     def _take_texts(self, payload: bytes) -> None:
-        at = 0
-        while at + _TEXT.size <= len(payload):
-            space, number, length = _TEXT.unpack_from(payload, at)
-            at += _TEXT.size
-            text = payload[at : at + length].decode("utf-8", "replace")
-            at += length
+        for space, number, text in texts_of(payload):
             if space == 0:
                 self.kernels[number], _, behind = text.partition("\0")
                 self.modules[number], _, resources = behind.partition("\0")
@@ -202,7 +201,7 @@ def processes(directory: Path) -> list[ProcessTrace]:
     traces = [ProcessTrace([path for _, path in sorted(files)]) for files in found.values()]
     for trace in traces:
         trace.begin()
-    return sorted(traces, key=lambda trace: (_number(trace.meta, "started_ns"), trace.paths[0].name))
+    return sorted(traces, key=lambda trace: (trace.started_ns, trace.paths[0].name))
 
 
 def _blocks(file: BinaryIO, path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -235,14 +234,6 @@ def _numbers(text: str, count: int) -> list[int]:
     if len(words) != count or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
         return []
     return [min(int(word), 0xFFFFFFFF) for word in words]
-
-
-def _json(payload: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(payload)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _number(values: dict[str, Any], name: str) -> int:

@@ -73,8 +73,9 @@ def convert(directory: Path, output: Output, form: str, flame: Output | None) ->
         with contextlib.suppress(_NothingTracedError), output.replacing() as unfinished:
             with unfinished.open("wb") as file:
                 sink = FORMATS[form](file)
-                for trace in processes(directory):
-                    times = DeviceTimes(directory, trace.pid) if with_times else None
+                traces = processes(directory)
+                for trace in traces:
+                    times = DeviceTimes(directory, trace, traces) if with_times else None
                     add_process(trace, sink, summary, graph, times)
                 sink.close()
             if summary.processes == 0:

@@ -32,6 +32,7 @@ const gib = (value) => (value / 2 ** 30).toFixed(1);
 
 let token = "";
 let samples = [];
+let empty = 0; // answers in a row without a new sample
 let names = {};
 let known = { clients: [], gpus: [] };
 let busy = new Set(); // clients that are being changed
@@ -128,9 +129,15 @@ function picked(client, label, values, now, changed) {
 function limit(client) {
   const now = client.memory_limit_bytes;
   const field = element("input", { type: "number", min: "0", step: "any", placeholder: "–", disabled: busy.has(client.id) });
-  field.value = now === null ? "" : String(+(now / 2 ** 30).toFixed(3));
+  const given = now === null ? "" : String(+(now / 2 ** 30).toFixed(3));
+  field.value = given;
   field.setAttribute("aria-label", `limit of memory of ${client.name}, GiB`);
   field.addEventListener("change", () => {
+    if (!field.checkValidity()) { // a text that is no number has no value, as no text has
+      field.value = given;
+      tell(`a limit of memory is a number of GiB, or nothing: ${client.name} (${client.pid}) keeps its own`, true);
+      return;
+    }
     const wanted = Math.round((Number(field.value) || 0) * 2 ** 30);
     change(client.id, { memory_limit_bytes: wanted }, wanted ? `limit of memory ${field.value} GiB` : "no limit of memory");
   });
@@ -325,9 +332,10 @@ async function look() {
     try {
       const after = samples.length ? samples[samples.length - 1].number : 0;
       const [found, usage] = await Promise.all([ask("clients"), ask(`usage?after=${after}`)]);
-      // A server that was started anew counts from 1 again.
+      // A server that was started anew counts from 1 again, and has nothing beyond the last number for a while.
       samples = (usage.samples.length && usage.samples[0].number <= after ? [] : samples).concat(usage.samples).slice(-usage.kept);
-      if (!usage.samples.length && after && Date.now() / 1000 - samples[samples.length - 1].at_s > 10 * usage.interval_s) samples = [];
+      empty = usage.samples.length ? 0 : empty + 1;
+      if (empty > 10) samples = [];
       names = { ...names, ...usage.names };
       known = found;
       for (const client of found.clients) names[client.id] = client.name;

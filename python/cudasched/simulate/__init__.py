@@ -23,24 +23,21 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cudasched import hook
 from cudasched._output import Output
-from cudasched._text import shown
 from cudasched.demo.arrivals import schedule
 from cudasched.errors import ConfigError, Error
+from cudasched.simulate._limits import LIMITS, checked
+from cudasched.simulate._recording import read_trace, trace_in
+from cudasched.simulate._trace import MS, Trace, engine, host_trace, request, trace_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from cudasched._core import ReplayClient, Snapshot
-    from cudasched._core import Trace as CoreTrace
 
 __all__ = [
     "ADAPTIVE",
@@ -72,73 +69,11 @@ Policy = Callable[["Snapshot"], "int | Literal['latency', 'turn'] | None"]
 ADAPTIVE = "auto"
 """A lead that is found on line."""
 
-_MS = 1e6
-REQUEST_GAP_MS = 1.0
-_PAUSE_S = 1.0
-LIMITS: Mapping[str, tuple[float, float]] = {
-    "rate_hz": (0.001, 100_000),
-    "seconds": (0.001, 3_600),
-    "seed": (0, 2**63 - 1),
-    "gpu_ms": (1e-6, 3_600_000),
-    "kernels": (1, 1_000_000),
-    "slo_ms": (0.001, 3_600_000),
-    "alone_ms": (0, 3_600_000),
-    "request_ms": (1e-6, 3_600_000),
-    "request_gap_ms": (0.001, 3_600_000),
-    "prepare_ms": (0, 3_600_000),
-    "expect_ms": (0, 1000),
-    "recording_us": (0, 1_000_000),
-    "lead_us": (0, 3_600_000_000),
-    "arrivals": (0, 1_000_000),
-}
-"""The range of each number: beyond it a simulation means nothing, or would not end."""
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
 _COLD_US = 60.0
 """Of a request behind another process's work, beside the change of contexts."""
 _SLICE_US = 2048.0
 """libcuda's."""
-_LOADS = (
-    "bert_graph",
-    "bert_eager",
-    "resnet50_b4",
-    "gpt_decode",
-    "mlp",
-    "transformer",
-    "resnet50",
-    "gemm",
-    "elementwise",
-)
-
-
-def _engine() -> Any:
-    """``cudasched._core``, with the engine loaded as `cudasched.hook` does it."""
-    hook.load_core()
-    from cudasched import _core
-
-    return _core
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Launches of one process on one GPU, as the simulator wants them.
-
-    Attributes:
-        name: Of the program.
-        launches: How many.
-        gpu_ms: GPU time of all launches, ms; overlapping time counts once.
-        load: The benchmark load of the trace, where labels or the name tell; else empty.
-        core: The launches themselves.
-        ends: Where requests end, if each launch is one (graphs); else empty.
-        source: The part of a recording; empty where the trace was not read from one.
-    """
-
-    name: str
-    launches: int
-    gpu_ms: float
-    load: str
-    core: CoreTrace
-    ends: tuple[int, ...] = ()
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +85,6 @@ class Client:
         client_class: ``latency`` or ``best_effort``.
         priority: Within the class, higher first.
         arrivals_s: When requests arrive, s from the start.
-        ends: Where each request of the trace ends.
         slo_ms: Target from the arrival, ms; None: none.
         prepare_ms: From a region's entry to its first launch, ms.
         expect_ms: How long ahead the client announces each arrival, ms; 0: no announcements.
@@ -162,7 +96,6 @@ class Client:
     client_class: Literal["latency", "best_effort"]
     priority: int = 0
     arrivals_s: tuple[float, ...] = ()
-    ends: tuple[int, ...] = ()
     slo_ms: float | None = None
     prepare_ms: float = 0
     expect_ms: float = 0
@@ -170,16 +103,16 @@ class Client:
     arrivals: str = ""
 
     def _replayed(self) -> ReplayClient:
-        client: ReplayClient = _engine().ReplayClient(
+        client: ReplayClient = engine().ReplayClient(
             name=self.trace.name,
             client_class=self.client_class,
             trace=self.trace.core,
             priority=self.priority,
-            request_ends=list(self.ends),
+            request_ends=list(self.trace.ends),
             arrivals_ns=[round(arrival * 1e9) for arrival in self.arrivals_s],
-            slo_ns=round((self.slo_ms or 0) * _MS),
-            prepare_ns=round(self.prepare_ms * _MS),
-            expect_ns=round(self.expect_ms * _MS),
+            slo_ns=round((self.slo_ms or 0) * MS),
+            prepare_ns=round(self.prepare_ms * MS),
+            expect_ns=round(self.expect_ms * MS),
         )
         return client
 
@@ -312,223 +245,9 @@ class Row:
         return {**asdict(self), "comparisons": compared}
 
 
-def checked(what: str, value: object) -> float:
-    """The value. Raises ConfigError where it is out of its limits (`LIMITS`), or no number."""
-    least, most = LIMITS[what]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise ConfigError(f"{what} = {shown(value)}: must be a number from {least:.12g} to {most:.19g}")
-    return value
-
-
 def policies() -> dict[str, str]:
     """The policies by name, with descriptions; the first is the default."""
-    return dict(_engine().policies())
-
-
-# ---- traces --------------------------------------------------------------------------------------------------------
-
-
-def trace_of(
-    submitted_ns: Sequence[int],
-    start_ns: Sequence[int | None],
-    duration_ns: Sequence[int],
-    *,
-    name: str = "trace",
-    load: str = "",
-    requests: bool = False,
-    kernels: int = 1,
-    recording_us: float = 0.0,
-) -> Trace:
-    """A trace of launches in the order of their submission.
-
-    Args:
-        submitted_ns: When each launch call began, ns.
-        start_ns: When it began on the GPU, on the same clock; None: not known.
-        duration_ns: The launch's time, ns.
-        name: Of the program.
-        load: The benchmark load.
-        requests: Each launch is a request of its own.
-        kernels: Each launch is a graph of so many kernels: between them, other programs may get the GPU.
-        recording_us: The program's cost of recording a launch, us; subtracted from its own time between launches.
-
-    Raises:
-        ConfigError: The columns differ in length, or are empty; a launch has no kernel.
-    """
-    if not submitted_ns:
-        raise ConfigError(f"{name} has no launches")
-    checked("kernels", kernels)
-    starts = [-1 if start is None else start for start in start_ns]
-    core = _engine().Trace(
-        list(submitted_ns), starts, list(duration_ns), kernels, _nanoseconds("recording_us", recording_us)
-    )
-    ends = tuple(range(1, len(core) + 1)) if requests else ()
-    return Trace(name, len(core), core.gpu_ns / _MS, load, core, ends)
-
-
-def host_trace(
-    gap_ns: Sequence[int],
-    gpu_ns: Sequence[int],
-    waits: Sequence[bool],
-    *,
-    ends: Sequence[int] = (),
-    name: str = "trace",
-    load: str = "",
-) -> Trace:
-    """A trace with known host time between two launches, and known waits for the GPU.
-
-    Args:
-        gap_ns: The host's own time since the launch before began, or since the program had waited, ns.
-        gpu_ns: How long each launch runs on the GPU, ns.
-        waits: Whether the program waits for the GPU before it.
-        ends: Where requests end; empty: it is one.
-        name: Of the program.
-        load: The benchmark load.
-
-    Raises:
-        ConfigError: The columns differ in length, or are empty; a request ends where no launch is.
-    """
-    if not gap_ns:
-        raise ConfigError(f"{name} has no launches")
-    if list(ends) != sorted(set(ends)) or (ends and not 0 < ends[0] <= ends[-1] == len(gap_ns)):
-        raise ConfigError(f"the requests of {name} must end one after another, the last with the last launch")
-    core = _engine().Trace.of_host(list(gap_ns), list(gpu_ns), list(waits))
-    return Trace(name, len(core), core.gpu_ns / _MS, load, core, tuple(ends) or (len(core),))
-
-
-def request(gpu_ms: float, *, kernels: int = 1, name: str = "request") -> Trace:
-    """A request that is one launch.
-
-    Args:
-        gpu_ms: GPU time, ms.
-        kernels: It is a graph of so many kernels.
-        name: Of the server.
-
-    Raises:
-        ConfigError: The time is not above 0, or there is no kernel.
-    """
-    checked("gpu_ms", gpu_ms)
-    return trace_of([0], [None], [round(gpu_ms * _MS)], name=name, requests=True, kernels=kernels)
-
-
-def _load_of(labels: Iterable[str], path: Path) -> str:
-    words = {word for label in labels for word in re.split("[:| ]", label)}
-    named = [load for load in _LOADS if load in words or f"{load}_train" in words]
-    return named[0] if named else next((load for load in _LOADS if path.stem.startswith(load)), "")
-
-
-def _filled(durations: Sequence[int | None], kinds: Sequence[tuple[Any, ...]], path: Path) -> list[int]:
-    """Durations; where one was not timed, the median of the launches like it, or of all."""
-    timed: dict[tuple[Any, ...], list[int]] = {}
-    for kind, duration in zip(kinds, durations, strict=True):
-        if duration is not None:
-            timed.setdefault(kind, []).append(duration)
-    if not timed:
-        raise Error(f"{path} has no timed launch: record it with timing='cupti' or 'events'")
-    likely = {kind: round(statistics.median(values)) for kind, values in timed.items()}
-    overall = round(statistics.median(likely.values()))
-    return [
-        likely.get(kind, overall) if duration is None else duration
-        for kind, duration in zip(kinds, durations, strict=True)
-    ]
-
-
-def _without_holes(
-    numbers: Sequence[int], submitted_ns: list[int], start_ns: list[int | None], duration_ns: Sequence[int]
-) -> None:
-    """Where launches of others were left out, moves the later launches to the end of the earlier ones."""
-    removed = 0
-    done = -math.inf
-    for index, start in enumerate(start_ns):
-        if index > 0 and numbers[index] != numbers[index - 1] + 1:
-            removed = max(removed, round(submitted_ns[index] - max(done, submitted_ns[index - 1])))
-        submitted_ns[index] -= removed
-        if start is not None:
-            start_ns[index] = start - removed
-            done = max(done, start - removed + duration_ns[index])
-
-
-def _parts(submitted_ns: Sequence[int], start_ns: Sequence[int | None], duration_ns: Sequence[int]) -> list[range]:
-    """Launches in order of submission, divided where neither the program nor the GPU did anything for a second."""
-    begins = [0]
-    done = -math.inf
-    for index, submitted in enumerate(submitted_ns):
-        if index > 0 and submitted - max(done, submitted_ns[index - 1]) >= _PAUSE_S * 1e9:
-            begins.append(index)
-        start = start_ns[index]
-        done = max(done, (submitted if start is None else start) + duration_ns[index])
-    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(submitted_ns)], strict=True)]
-
-
-def read_trace(path: str | os.PathLike[str], *, label: str = "", recording_us: float = 0.0) -> Trace:
-    """Reads recorded launches that belong together: those of one process on one GPU, without pauses of a second.
-
-    Of several processes and GPUs, the one with most launches is taken. Of these, the longest row in which no second
-    passes without work, so that start-up is not replayed. `Trace.source` names the chosen launches.
-
-    Args:
-        path: A data set of `cudasched.collect`.
-        label: Only launches whose label begins with it.
-        recording_us: The program's cost of recording a launch, us.
-
-    Raises:
-        Error: The file cannot be read (`cudasched.collect.read`), has no such launches, lacks their submission times,
-            or none was timed.
-    """
-    from cudasched import collect
-
-    file = Path(path)
-    return trace_in(collect.read(file), file, label=label, recording_us=recording_us)[0]
-
-
-def trace_in(table: pa.Table, file: Path, *, label: str = "", recording_us: float = 0.0) -> tuple[Trace, list[int]]:
-    """The trace in a recording, as `read_trace` chooses it, and the rows that it is made of, in order of submission.
-
-    Args:
-        table: Of `cudasched.collect.read`.
-        file: Where it comes from.
-        label: Only launches whose label begins with it.
-        recording_us: The program's cost of recording a launch, us.
-
-    Raises:
-        Error: As `read_trace`.
-    """
-    kind = ["kind", "identity", "grid_x", "grid_y", "grid_z", "block_x", "graph"]
-    columns = ["pid", "device", "launch", *kind, "submitted_ns", "start_ns", "duration_ns", "label"]
-    table = table.select(columns)
-    if table["submitted_ns"].null_count:
-        raise Error(
-            f"{file} does not say when its launches were submitted, so they cannot be replayed: it is a data set for "
-            "training (training.compact leaves times out); record the program with `cudasched collect`"
-        )
-    rows = table.to_pydict()
-    places: dict[tuple[int, int], list[int]] = {}
-    for index, place in enumerate(zip(rows["pid"], rows["device"], strict=True)):
-        if (rows["label"][index] or "").startswith(label):
-            places.setdefault(place, []).append(index)
-    if not places:
-        raise Error(f"{file} has no launches" + (f" with a label that begins with {label!r}" if label else ""))
-    busiest = max(places, key=lambda place: len(places[place]))
-    chosen = sorted(places[busiest], key=rows["submitted_ns"].__getitem__)
-    taken = {name: [values[index] for index in chosen] for name, values in rows.items()}
-    durations = _filled(taken["duration_ns"], list(zip(*(taken[name] for name in kind), strict=True)), file)
-    if label:
-        _without_holes(taken["launch"], taken["submitted_ns"], taken["start_ns"], durations)
-    parts = _parts(taken["submitted_ns"], taken["start_ns"], durations)
-    part = max(parts, key=len)
-    cut = slice(part.start, part.stop)
-    source = f"process {busiest[0]} on GPU {busiest[1]}" + (f", 1 of {len(places)}" if len(places) > 1 else "")
-    if len(parts) > 1:
-        source += f", launches {part.start + 1} to {part.stop} of {len(chosen)}, the longest of {len(parts)} parts"
-    trace = trace_of(
-        taken["submitted_ns"][cut],
-        taken["start_ns"][cut],
-        durations[cut],
-        name=label or file.stem,
-        load=_load_of({text for text in taken["label"] if text}, file),
-        requests=all(one == "graph" for one in taken["kind"]),
-        recording_us=recording_us,
-    )
-    return replace(trace, source=source), chosen[cut]
+    return dict(engine().policies())
 
 
 # ---- clients -------------------------------------------------------------------------------------------------------
@@ -547,7 +266,6 @@ def latency(
     arrivals: str = "poisson",
     slo_ms: float | None = None,
     priority: int = 0,
-    request_gap_ms: float | None = None,
     prepare_ms: float = 0,
     expect_ms: float = 0,
     seed: int = 1,
@@ -561,8 +279,6 @@ def latency(
         arrivals: ``poisson``, ``periodic`` or ``bursts``.
         slo_ms: Target from the arrival, ms.
         priority: Among latency clients, higher first; counts with `Arm.earliest_deadline_first`.
-        request_gap_ms: A request of the trace ends where the GPU had nothing for so long, ms. None: in a trace of
-            graphs each is a request, in others 1 ms ends one.
         prepare_ms: From a region's entry to its first launch, ms: the server prepares the input inside the region.
         expect_ms: How long ahead of an arrival it is announced (`cudasched.expect`), ms.
         seed: Of the arrivals.
@@ -572,7 +288,6 @@ def latency(
     """
     given = {"rate_hz": rate_hz, "seconds": seconds, "prepare_ms": prepare_ms, "expect_ms": expect_ms, "seed": seed}
     given |= {} if slo_ms is None else {"slo_ms": slo_ms}
-    given |= {} if request_gap_ms is None else {"request_gap_ms": request_gap_ms}
     for what, value in given.items():
         checked(what, value)
     if rate_hz * seconds > LIMITS["arrivals"][1]:
@@ -584,11 +299,7 @@ def latency(
         times = tuple(schedule(arrivals, rate_hz, seconds, seed))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    ends = trace.ends if request_gap_ms is None else ()
-    if not ends:
-        gap_ms = REQUEST_GAP_MS if request_gap_ms is None else request_gap_ms
-        ends = tuple(trace.core.request_ends(round(gap_ms * _MS)))
-    return Client(trace, "latency", priority, times, ends, slo_ms, prepare_ms, expect_ms, rate_hz, arrivals)
+    return Client(trace, "latency", priority, times, slo_ms, prepare_ms, expect_ms, rate_hz, arrivals)
 
 
 # ---- running -------------------------------------------------------------------------------------------------------
@@ -624,7 +335,7 @@ def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int
     """
     checked("seconds", seconds)
     checked("seed", seed)
-    core = _engine()
+    core = engine()
     settings = core.ReplaySettings()
     switch_us = _SWITCH_US.get(arm.sharing, 0) if arm.switch_us is None else arm.switch_us
     settings.sharing = arm.sharing
@@ -662,12 +373,12 @@ def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int
     wanted = sum(len(done.latencies_ns) + done.unserved for _, done in asked)
     gated = bool(served and pushed) and arm.policy != "open"
     lead_us = statistics.fmean([done.mean_lead_ns / 1e3 for _, done in pushed]) if gated else None
-    end_ms = result.end_ns / _MS
+    end_ms = result.end_ns / MS
     return Row(
         arm=arm.title,
         policy=arm.policy_name if served and pushed else None,
         lead_us=lead_us,
-        latency_ms=_summary([value / _MS for _, done in served for value in done.latencies_ns]),
+        latency_ms=_summary([value / MS for _, done in served for value in done.latencies_ns]),
         attainment=sum(done.met for _, done in asked) / wanted if wanted else None,
         best_effort_per_s=(
             sum(done.launches / client.trace.launches for client, done in pushed) / seconds if pushed else None
@@ -677,7 +388,7 @@ def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int
         latency_busy=sum(done.gpu_ns for _, done in served) / result.end_ns,
         best_effort_busy=sum(done.gpu_ns for _, done in pushed) / result.end_ns,
         by_client=tuple(
-            _summary([*(value / _MS for value in done.latencies_ns), *[end_ms] * done.unserved]) for _, done in served
+            _summary([*(value / MS for value in done.latencies_ns), *[end_ms] * done.unserved]) for _, done in served
         ),
         unserved=sum(done.unserved for _, done in served),
         launches=result.launches,
@@ -712,10 +423,14 @@ def compare(
         The rows of those alone, and one an arm, in order.
 
     Raises:
-        ConfigError: A setting has no meaning, or a policy is unknown.
+        ConfigError: A setting has no meaning, a policy is unknown, or recordings are of different GPUs.
     """
     if not arms:
         raise ConfigError("there is no arm to compare")
+    on = {client.trace.gpu: client.trace.name for client in clients if client.trace.gpu}
+    if len(on) > 1:
+        where = ", ".join(f"{name} on {gpu}" for gpu, name in on.items())
+        raise ConfigError(f"recordings of different GPUs: {where}; record all on the GPU that they are to share")
     servers = [client for client in clients if client.client_class == "latency"]
     trainings = [client for client in clients if client.client_class == "best_effort"]
     # Alone means without cudasched: the program's own thread calls the driver.
@@ -729,7 +444,9 @@ def compare(
         unhindered = run(trainings, replace(bare, name="best effort alone"), seconds=seconds, seed=seed)
         if unhindered.best_effort_busy == 0:
             names = ", ".join(client.trace.name for client in trainings)
-            raise ConfigError(f"{names} launched nothing in {seconds:g} s: simulate more seconds")
+            raise ConfigError(
+                f"no launch of {names} is over after {seconds:g} s: simulate more seconds, or shorter launches"
+            )
         rows.append(replace(unhindered, best_effort_ratio=1.0))
         whole = unhindered.best_effort_busy * (1 - (alone.latency_busy if alone else 0))
     for arm in arms:
