@@ -2,7 +2,7 @@
 
 A document asks for a table by a marker, and what stands between it and the end is replaced:
 
-    <!-- table:colocation -->
+    <!-- table:main -->
     <!-- end -->
 
 A figure in a sentence is a span (spans.py).
@@ -19,19 +19,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB, plot
+from cudasched.demo.plot import HOW_TO_GET_MATPLOTLIB
 
 from benchmarks import spans
-from benchmarks.figures import best_effort_of_time_slices, few_requests, p50_of_alone
 from benchmarks.graphs.summary import ablation_table
 from benchmarks.plots import plot_scenes
-from benchmarks.preempt.summary import every_table, is_preempt, preempt_table
+from benchmarks.preempt.summary import every_table, preempt_table
 from benchmarks.results.schema import (
     RESULTS,
-    ColocationRow,
     Meta,
     OverheadRow,
     PredictorSpeedRow,
@@ -50,21 +48,12 @@ MARKED = re.compile(
 
 NOT_MEASURED = "Not measured yet.\n"
 
-#: Columns of the short form, and their arms.
+#: The arms of the short form, and what they are called there.
 SHORT = {
-    "alone": "latency_alone",
-    "time slices": "processes",
-    "cudasched, two processes": "cudasched_two_processes",
-    "cudasched, MPS": "cudasched_mps",
-    "cudasched, one process": "cudasched_one_process",
-}
-
-#: What its lines call a best-effort load.
-SPELLED = {
-    "resnet50": "ResNet50 training",
-    "transformer": "transformer training",
-    "gemm": "large matrix products",
-    "elementwise": "elementwise kernels",
+    "latency_alone": "alone",
+    "processes": "time slices",
+    "mps_priority": "MPS, priority",
+    "slices": "cudasched",
 }
 
 #: Parts of kernels.json, and how the names of their figures begin; the kernels' own are all others.
@@ -73,9 +62,6 @@ FIGURES_OF = {
     "tuner": ("tuner_", "warm_"),
     "quiet": ("quiet_", "bare_", "idle_"),
 }
-
-#: Lines under the arms, and the modes that they hold for.
-BOUNDS = {"bound, one process or MPS": ("one_process", "mps"), "bound, two processes": ("two_processes",)}
 
 
 def documents(root: Path = ROOT) -> list[Path]:
@@ -141,15 +127,13 @@ def table_of(results: Results, kind: str | None = None) -> str:
     if any(row.predictor for row in results.colocations):
         return f"{ablation_table(results)}\n{origin(results.meta)}\n"
     if kind == "summary":
-        return f"{summary_table(results)}\n{origin(results.meta)}\n"
-    if is_preempt(results) or (results.colocations and kind):
+        return f"{preempt_table(results, arms=SHORT)}\n{origin(results.meta)}\n"
+    if results.colocations:
         table = every_table(results) if kind == "every" else preempt_table(results, kind)
         return f"{table}\n{origin(results.meta)}\n"
     if any(isinstance(row, PredictorSpeedRow) for row in results.rows):
         return speed_table(results)
-    if any(isinstance(row, OverheadRow) for row in results.rows):
-        return f"{overhead_table(results)}\n{origin(results.meta)}\n"
-    return f"{colocation_table(results)}\n{origin(results.meta)}\n"
+    return f"{overhead_table(results)}\n{origin(results.meta)}\n"
 
 
 def origin(meta: Meta, cpu: str | None = None) -> str:
@@ -168,52 +152,6 @@ def origins(results: Results) -> str:
     if len(by_origin) <= 1:
         return next(iter(by_origin), origin(results.meta))
     return "\n\n".join(f"{', '.join(names)}: {said}" for said, names in by_origin.items())
-
-
-def colocation_table(results: Results) -> str:
-    """A table for each latency load, its company and arrivals: an arm a line, a best-effort load a column."""
-    rows = results.colocations
-    tables = []
-    for scene in dict.fromkeys(map(_scene, rows)):
-        these = [row for row in rows if _scene(row) == scene]
-        latency, other, arrivals, rate_hz = scene
-        company = f" beside `{other}`" if other else ""
-        loads = list(dict.fromkeys(row.best_effort_load for row in these))
-        by_gpu = ", and of the GPU time left" if any(row.best_effort_gpu_ratio for row in these) else ""
-        lines = [
-            f"`{latency}`{company}, {arrivals} {rate_hz:g}/s: P50/P95/P99 ms (P50 and P99 over alone), best effort of "
-            f"the time left to it (and of that in time slices){by_gpu}.",
-            "",
-            f"| arm | {' | '.join(f'beside {beside}' for beside in loads)} |",
-            f"|---|{'---|' * len(loads)}",
-        ]
-        for arm, lead_us in dict.fromkeys((row.arm, row.lead_us) for row in these):
-            own = {row.best_effort_load: row for row in these if (row.arm, row.lead_us) == (arm, lead_us)}
-            several = len({row.lead_us for row in these if row.arm == arm}) > 1
-            name = arm.replace("_", " ") + (f", lead {lead_us} us" if several and lead_us is not None else "")
-            cells = [_colocation_cell(results, own[beside]) if beside in own else "" for beside in loads]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        for name, modes in BOUNDS.items():
-            bounded = [row for row in these if row.mode in modes]
-            cells = [_bound_cell(row for row in bounded if row.best_effort_load == beside) for beside in loads]
-            if any(cells):
-                lines.append(f"| {name}: P99 | {' | '.join(cells)} |")
-        tables.append("\n".join(lines) + "\n" + few_requests(these))
-    return "\n".join(tables)
-
-
-def summary_table(results: Results) -> str:
-    """A line for each best-effort load beside the file's first latency load: P99, and best effort of time slices."""
-    rows = results.colocations
-    scene = _scene(rows[0])
-    lines = [f"| beside | {' | '.join(SHORT)} |", f"|---|{'---|' * len(SHORT)}"]
-    for beside in dict.fromkeys(row.best_effort_load for row in rows if _scene(row) == scene):
-        own = {row.arm: row for row in rows if _scene(row) == scene and row.best_effort_load == beside}
-        cells = [_summary_cell(results, own.get(arm)) for arm in SHORT.values()]
-        if all(cells):
-            lines.append(f"| {SPELLED.get(beside, beside)} | {' | '.join(cells)} |")
-    shown = [row for row in rows if _scene(row) == scene and row.arm in SHORT.values()]
-    return "\n".join(lines) + "\n" + few_requests(shown)
 
 
 def overhead_table(results: Results) -> str:
@@ -261,49 +199,6 @@ def speed_table(results: Results) -> str:
     return "\n".join(lines) + f"\n\n{origin(meta, rows[0].cpu)}\n"
 
 
-def _scene(row: ColocationRow) -> tuple[str, str, str, float]:
-    return row.latency_load, row.other_latency, row.arrivals, row.rate_hz
-
-
-def _colocation_cell(results: Results, row: ColocationRow) -> str:
-    parts = []
-    if row.latency_ms:
-        shares = "/".join(f"{value:.2f}" for value in (row.latency_ms.p50, row.latency_ms.p95, row.latency_ms.p99))
-        parts.append(f"{shares}{_over_alone(row)}")
-    if row.best_effort_per_s:
-        rate = f"{row.best_effort_per_s:.1f}/s" if row.best_effort_per_s < 1000 else f"{row.best_effort_per_s:.0f}/s"
-        if "+" in row.best_effort_load:
-            rate = f"{row.best_effort_per_s:.0%} of the GPU"
-        parts.append(", ".join([rate, *_kept(results, row)]))
-    return " · ".join(parts)
-
-
-def _summary_cell(results: Results, row: ColocationRow | None) -> str:
-    if row is None or row.latency_ms is None:
-        return ""
-    ratios = "" if row.arm == "latency_alone" else _over_alone(row)
-    of_slices = best_effort_of_time_slices(results, row)
-    return f"{row.latency_ms.p99:.2f} ms{ratios}" + (f", {of_slices:.0%}" if of_slices else "")
-
-
-def _over_alone(row: ColocationRow) -> str:
-    p50 = p50_of_alone(row)
-    return f" ({p50:.2f}x, {row.p99_ratio:.2f}x)" if p50 and row.p99_ratio else ""
-
-
-def _kept(results: Results, row: ColocationRow) -> list[str]:
-    """Best effort of the time that requests leave, of time slices, and where it was measured, of the GPU time left."""
-    of_slices = best_effort_of_time_slices(results, row) if row.latency_ms else None
-    beside = f" ({of_slices:.0%})" if of_slices else ""
-    kept = [f"{row.best_effort_ratio:.0%}{beside}"] if row.best_effort_ratio else []
-    return [*kept, f"{row.best_effort_gpu_ratio:.0%} of GPU time"] if row.best_effort_gpu_ratio else kept
-
-
-def _bound_cell(rows: Iterable[ColocationRow]) -> str:
-    bounds = [row.bound_p99_ms for row in rows if row.bound_p99_ms]
-    return f"{bounds[0]:.2f}" if bounds else ""
-
-
 def plot_figures(results: Results, directory: Path) -> None:
     """Plots each part of kernels.json that has figures into PART.png: values, their ranges, and goals."""
     try:
@@ -344,15 +239,6 @@ def plot_beside(path: Path) -> None:
         plot_figures(load(path), path.parent)
 
 
-def picture(results: Results, path: Path, beside: str = "transformer") -> bool:
-    """Plots the arms of the short form beside one load; False where matplotlib is not installed."""
-    rows = results.colocations
-    own = {row.arm: row for row in rows if _scene(row) == _scene(rows[0]) and row.best_effort_load == beside}
-    plotted = [own[arm].model_dump() | {"arm": name} for name, arm in SHORT.items()]
-    title = f"BERT requests ({own['latency_alone'].rate_hz:g}/s) beside {SPELLED[beside]}, {results.meta.gpu}"
-    return plot(plotted, path, title)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. The exit status is 1 for stale tables under `--check` and for errors."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=(__doc__ or "").splitlines()[0])
@@ -384,7 +270,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plot_scenes(load(RESULTS / f"{name}.json"), IMAGES / f"{name}.png")
         newest = next(path for name in ("main", "preempt") if (path := RESULTS / f"{name}.json").exists())
         plot_scenes(load(newest), IMAGES / "preempt.png", "main")
-        picture(load(RESULTS / "scheduler.json"), IMAGES / "overview.png")
         plot_figures(load(RESULTS / "kernels.json"), IMAGES)
     if options.check and stale:
         print("stale tables: python -m benchmarks.tables makes them anew", file=sys.stderr)

@@ -112,7 +112,6 @@ def errors_of(cells: Sequence[Compared], mode: str) -> beside.Errors:
 
 def measure(session: Session) -> Found:
     """The share of cells whose forecast is within, of each mode and figure."""
-    del session
     cells = list(committed())
     found = {
         f"committed_{mode}_{figure}": share_within([cell for cell in cells if cell.mode == mode], figure, most)

@@ -94,11 +94,11 @@ def share_within(cells: Iterable[Compared], figure: str, most: float) -> tuple[f
 
 def tau(pairs: Sequence[tuple[float, float]]) -> float:
     """Kendall's, of pairs of values; those that are equal count as neither."""
-    signs = [
-        (first[0] > second[0]) - (first[0] < second[0]) == (first[1] > second[1]) - (first[1] < second[1])
+    orders = [
+        ((first[0] > second[0]) - (first[0] < second[0])) * ((first[1] > second[1]) - (first[1] < second[1]))
         for first, second in itertools.combinations(pairs, 2)
     ]
-    return 2 * sum(signs) / len(signs) - 1
+    return sum(orders) / len(orders)
 
 
 def figures(cells: Sequence[Compared], seconds: Sequence[float]) -> Found:
@@ -159,7 +159,7 @@ class ForesightRunner(Runner):
     def run(self) -> None:
         """Records, and does what is missing; raises OutOfTimeError."""
         recordings = ForesightFleet.recordings = recordings_of(self.session.out)
-        recordings.mkdir(exist_ok=True)
+        recordings.mkdir(parents=True, exist_ok=True)
         for program, servers in list(self.plan()):
             places = [Place("program", program, "recorded"), *(Place("server", name, "recorded") for name in servers)]
             for place in places:

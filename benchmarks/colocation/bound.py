@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 #: What changing from one process's context to another's takes without MPS.
 CONTEXT_SWITCH_MS = 0.13
+#: Requests that are drawn.
 DRAWS = 20_000
 
 
@@ -24,7 +25,6 @@ def bound_p99_ms(
     busy: float,
     switch_ms: float = 0.0,
     seed: int = 0,
-    draws: int = DRAWS,
 ) -> float:
     """P99 of a request on an idle GPU plus the remainder of the one kernel in flight, by Monte Carlo.
 
@@ -34,7 +34,6 @@ def bound_p99_ms(
         busy: Share of the time, 0 to 1, in which the best-effort load has a kernel in flight.
         switch_ms: Added to every draw: the best-effort process's context is the one on the GPU, kernel or not.
         seed: Equal seeds give equal bounds.
-        draws: How many requests to draw.
 
     Raises:
         ValueError: No latencies or no kernels.
@@ -44,11 +43,11 @@ def bound_p99_ms(
     chance = random.Random(seed)
     reached = list(itertools.accumulate(duration * count for duration, count in kernel_us))
     totals = []
-    for _ in range(draws):
+    for _ in range(DRAWS):
         total = chance.choice(alone_ms) + switch_ms
         if chance.random() < busy:
             place = min(bisect.bisect_right(reached, chance.random() * reached[-1]), len(kernel_us) - 1)
             total += chance.random() * kernel_us[place][0] / 1e3
         totals.append(total)
     totals.sort()
-    return totals[int(0.99 * (draws - 1))]
+    return totals[int(0.99 * (DRAWS - 1))]

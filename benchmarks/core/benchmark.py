@@ -13,24 +13,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cudasched.demo.harness import Child, Pool, Run, WorkerSpec, percentile
 
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
-from benchmarks.lab.processes import (
-    Processes,
-    ask,
-    brief,
-    built,
-    in_processes,
-    latencies,
-    p99,
-    served,
-)
+from benchmarks.lab.processes import Processes, ask, built, in_processes, latencies, p99, pooled, served
 from benchmarks.lab.programs import counted
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals, median_of, parts_of
+from benchmarks.lab.session import Done, Found, Goals, brief, median_of, parts_of, worst_of
 
 RATE_HZ = 60.0
 NEVER = 10**9
@@ -64,10 +56,12 @@ def measure_readme_example(lab: Processes) -> None:
     """The server alone and the trainer alone without cudasched, and both in one process with regions, in turns."""
     options, done = lab.session.options, lab.session.store.done
     beside = "transformer"
-    keys = [
-        (part, repeat) for repeat in range(options.repeats) for part in ("latency_alone", "best_effort_alone", "both")
+    missing = [
+        (part, repeat)
+        for repeat in range(options.repeats)
+        for part in ("latency_alone", "best_effort_alone", "both")
+        if f"readme_example/{part}/{repeat}" not in done
     ]
-    missing = [(part, repeat) for part, repeat in keys if f"readme_example/{part}/{repeat}" not in done]
     if not missing:
         return
     lab.session.need(15.0 + options.seconds + 2)
@@ -168,7 +162,7 @@ def find_backlog(done: Done) -> Found:
     untracked = [float(part["untracked"]) for part in starts]
     return {
         "backlog_pooled_p99_over_bound": (p99(pooled) / bound, min(each), max(each), len(pooled)),
-        "backlog_worst_p99_over_bound": (max(each), min(each), max(each), len(each)),
+        "backlog_worst_p99_over_bound": worst_of(each),
         "backlog_untracked": (sum(untracked), min(untracked), max(untracked), len(starts)),
     }
 
@@ -191,8 +185,8 @@ def measure_launcher(lab: Processes) -> None:
         (name, pair)
         for pair in range(options.launcher_pairs)
         for name in (LAUNCHERS if pair % 2 == 0 else [*LAUNCHERS][::-1])
+        if f"launcher/{name}/{pair}" not in done
     ]
-    turns = [(name, pair) for name, pair in turns if f"launcher/{name}/{pair}" not in done]
     if not turns and "launcher/busy" in done:
         return
     seconds = options.seconds
@@ -257,11 +251,9 @@ def find_launcher(done: Done) -> Found:
         if all(f"launcher/{name}/{pair}" in done for name in LAUNCHERS)
     ]
     if pairs:
-        asleep, spinning = ([value for pair in pairs for value in pair[side]] for side in range(len(LAUNCHERS)))
+        asleep, spinning = zip(*pairs, strict=True)
         for name, share in (("p50", 0.5), ("p99", 0.99)):
-            each = [percentile(ours, share) / percentile(theirs, share) for ours, theirs in pairs]
-            ratio = percentile(asleep, share) / percentile(spinning, share)
-            found[f"launcher_{name}_of_spinning"] = (ratio, min(each), max(each), len(asleep))
+            found[f"launcher_{name}_of_spinning"] = pooled(asleep, spinning, partial(percentile, share=share))
     return found
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudasched import graphs, hook
+from cudasched import graphs
 from cudasched.demo.harness import HarnessError
 from cudasched.tune import compile as compilation
 
@@ -24,7 +24,7 @@ from benchmarks.c_program import compile_cpp
 from benchmarks.device.gpu import ROOT, Gpu
 from benchmarks.device.queues import IMBALANCES, OTHER_STATIC
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals, Session, judged
+from benchmarks.lab.session import Done, Figure, Found, Goals, Session, judged, once
 from benchmarks.results.schema import merge
 from benchmarks.tables import plot_beside
 
@@ -126,13 +126,7 @@ def measure_graphs(session: Session) -> None:
         environment["CUDA_HOME"] = str(Path(runtime).parents[1])
     if session.rehearsal:
         image.write_text(IMAGE)
-        device = session.builds / "device"
-        device.mkdir(mode=0o700)
-        environment = {
-            "LD_LIBRARY_PATH": str(hook.locate().simulated_driver.parent),
-            "CUDASCHED_SIM_DIR": str(device),
-            "CUDASCHED_SIM_SCALE": "1",
-        }
+        environment = session.unscaled
     else:
         image.write_bytes(relocatable(Gpu().target))
     sources = sorted((ROOT / "csrc" / "device_graph").glob("*.cpp"))
@@ -165,7 +159,7 @@ def relocatable(target: str) -> bytes:
     return compilation.compile_source(HERE / "graphs.cu", (), target, compiler, [option]).image
 
 
-def of_way(way: Mapping[str, Any]) -> tuple[float, float, float, int]:
+def of_way(way: Mapping[str, Any]) -> Figure:
     """A figure of what measured it."""
     return way["value"], min(way["low"], way["value"]), max(way["high"], way["value"]), way["n"]
 
@@ -191,8 +185,7 @@ def find_reported(done: Done) -> Found:
             found[name] = of_way(way)
     for name, figure in FLAT.items():
         if one := done.get("queues", {}).get(figure):
-            value = min(one["ms"][flat] for flat in OTHER_STATIC) / one["ms"][one["queue"]]
-            found[name] = value, value, value, one["n"]
+            found[name] = once(min(one["ms"][flat] for flat in OTHER_STATIC) / one["ms"][one["queue"]], one["n"])
     return found
 
 

@@ -90,7 +90,7 @@ def ratio_of(times: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def measure(gpu: Gpu, ratio: float, items: int, until: float) -> dict[str, Any]:
+def measure(gpu: Gpu, ratio: float, until: float) -> dict[str, Any]:
     """One imbalance: all variants in turn, their results compared with those of the first.
 
     Raises:
@@ -101,6 +101,7 @@ def measure(gpu: Gpu, ratio: float, items: int, until: float) -> dict[str, Any]:
     module = gpu.load(gpu.compile(SOURCE))
     names = (*STATIC, *OTHER_STATIC, *QUEUES)
     functions = {name: gpu.function(module, QUEUES.get(name, (name, 1))[0]) for name in names}
+    items = ITEMS
     of_item = lengths(items, ratio)
     wanted = gpu.upload(of_item)
     found = int(gpu.call("cuMemAlloc", 4 * items))
@@ -148,7 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; see the module's text. Status 4: there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device.queues")
     parser.add_argument("--seconds", type=float, default=90, help="about how long")
-    parser.add_argument("--items", type=int, default=ITEMS)
     options = parser.parse_args(arguments)
     begin = time.monotonic()
     found: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu = Gpu()
         for number, (name, ratio) in enumerate(IMBALANCES.items(), 1):
             until = begin + options.seconds * number / len(IMBALANCES)
-            found[name] = measure(gpu, ratio, options.items, until)
+            found[name] = measure(gpu, ratio, until)
             print(json.dumps(found), flush=True)  # the last line counts
     except NoGpuError as error:
         print(error, file=sys.stderr)

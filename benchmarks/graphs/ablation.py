@@ -94,7 +94,6 @@ class AblationRunner(Runner):
 
     def rate_hz(self, server: str) -> float:
         """Requests a second."""
-        del server
         return RATE_HZ
 
     def build_s(self, program: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,19 @@ def rounds_of(done: Done, kind: str) -> list[Mapping[str, Part]]:
 def values(done: Done) -> dict[str, list[float]]:
     """Of each figure that can be told: a value a pair of turns, or a start."""
     found: dict[str, list[float]] = {name: [] for name in GOALS}
-    for whole, cut in _pairs(done, "start", "off", "always"):
+    for start in rounds_of(done, "start"):
+        whole, cut = start["off"], start["always"]
         if whole["bytes"] > 0 and cut.get("graphs_sliced"):
             found["memory_ratio"].append((cut["bytes"] - whole["bytes"]) / whole["bytes"])
-    for whole, cut in _pairs(done, "turn", "off", "always"):
+    for parts in rounds_of(done, "turn"):
+        bare, idle, whole, cut = (parts[mode] for mode in MODES)
         found["clone_of_instantiate"].append(cut["instantiate_ns"] / whole["instantiate_ns"] - 1)
         found["launch_ns_added"].append(cut["launch_ns"] - whole["launch_ns"])
         if cut.get("build_ns"):
             found["build_ms_2000_nodes"].append(cut["build_ns"] / 1e6)
-    for bare, idle in _pairs(done, "turn", "bare", "auto"):
         found["driver_clone_of_instantiate"].append(bare["clone_ns"] / bare["instantiate_ns"])
         found["idle_speed"].append(idle["per_s"] / bare["per_s"])
     return {name: each for name, each in found.items() if each}
-
-
-def _pairs(done: Done, kind: str, one: str, other: str) -> Iterator[tuple[Part, Part]]:
-    for parts in rounds_of(done, kind):
-        yield parts[one], parts[other]
 
 
 def quartiles(each: Sequence[float]) -> tuple[float, float]:

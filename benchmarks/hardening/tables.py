@@ -82,15 +82,14 @@ def _word(table: bytes, offset: int) -> int:
     return int(struct.unpack_from("<Q", table, offset)[0])
 
 
-def _slot(table: bytes, slot: int) -> tuple[int, int, int]:
-    """Occupied, class and pid."""
-    occupied, client_class, _, pid = struct.unpack_from("<IIii", table, SLOTS + slot * SLOT_BYTES)
-    return occupied, client_class, pid
-
-
 def _slots_of(table: bytes) -> dict[int, tuple[int, int, int]]:
-    seen = {slot: _slot(table, slot) for slot in range(SLOT_COUNT)}
-    return {slot: client for slot, client in seen.items() if client[0] != 0}
+    """Of each slot with a client: occupied, class and pid."""
+    found = {}
+    for slot in range(SLOT_COUNT):
+        occupied, client_class, _, pid = struct.unpack_from("<IIii", table, SLOTS + slot * SLOT_BYTES)
+        if occupied != 0:
+            found[slot] = (occupied, client_class, pid)
+    return found
 
 
 def _why_wrong(table: bytes, sound: bytes) -> str:

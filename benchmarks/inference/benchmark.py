@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cudasched.demo.harness import HarnessError, percentile
 from cudasched.inference import Batcher
 
-from benchmarks.inference.triton import ROOT, Serving, cudasched, triton
+from benchmarks.inference.triton import Serving, cudasched, triton
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session
+from benchmarks.lab.session import Found, Session, median_of
 
 WARM = 100
 """Requests before those that are counted, in each turn."""
@@ -54,14 +52,14 @@ def submit(session: Session) -> Found:
                     if place >= 0:
                         taken.append(1e6 * (began[0] - submitted))
                 medians.append(statistics.median(taken))
-        found[figure] = (statistics.median(medians), min(medians), max(medians), rounds * count)
+        found[figure] = median_of(medians, rounds * count)
     return found
 
 
 @contextmanager
 def servers(session: Session) -> Iterator[tuple[Serving, Serving]]:
     """The two that are compared: that of cudasched, and Triton."""
-    (session.builds / "triton").mkdir()
+    (session.builds / "triton").mkdir(exist_ok=True)  # the group before may have failed
     with cudasched(session.builds) as own, triton(session.builds / "triton") as other:
         yield own, other
 
@@ -93,12 +91,11 @@ def noop(protocol: str) -> Callable[[Session], Found]:
             ratios = [ours / its for ours, its in zip(times[arm], times["triton"], strict=True)]
             return statistics.median(ratios) if value is None else value, min(ratios), max(ratios), 2 * requests
 
-        noop_us = medians["noop"]
         return {
             f"{protocol}_noop_of_triton": of_triton(medians, "noop"),
             f"{protocol}_handed_of_triton": of_triton(medians, "handed"),
             f"{protocol}_noop_p99_of_triton": of_triton(p99s, "noop", p99),
-            f"{protocol}_noop_us": (statistics.median(noop_us), min(noop_us), max(noop_us), requests),
+            f"{protocol}_noop_us": median_of(medians["noop"], requests),
         }
 
     return measure
@@ -106,19 +103,10 @@ def noop(protocol: str) -> Callable[[Session], Found]:
 
 def load(session: Session) -> Found:
     """What program.py finds, in one process."""
-    command = [sys.executable, str(Path(__file__).with_name("program.py"))]
-    command += ["--seconds", str(session.options.seconds), *(["--simulate"] if session.rehearsal else [])]
-    environment = session.backend.environment(hooked=True)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=min(session.left_s(), 600), check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HarnessError(f"the process did not end within {error.timeout:.0f} s") from None
-    if done.returncode != 0:
-        raise HarnessError(f"the process ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return {name: tuple(value) for name, value in json.loads(done.stdout).items()}
+    command = [sys.executable, "-m", "benchmarks.inference.program", "--seconds", str(session.options.seconds)]
+    command += ["--simulate"] if session.rehearsal else []
+    said = output_of("the process", command, session.backend.environment(hooked=True), min(session.left_s(), 600))
+    return {name: tuple(value) for name, value in json.loads(said).items()}
 
 
 def _taken_us(client: Any, server: Serving, model: str, protocol: str, count: int) -> list[float]:

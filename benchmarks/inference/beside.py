@@ -16,9 +16,9 @@ from cudasched.demo.harness import HEAD_START_S
 
 from benchmarks.inference.goodput import OURS, RATES, Callers, batchers, goodput, served
 from benchmarks.inference.triton import ROOT, cudasched
-from benchmarks.lab.processes import Processes, ask, brief, built, in_processes, p99, trained
+from benchmarks.lab.processes import Processes, ask, built, in_processes, pooled, trained
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, median_of
+from benchmarks.lab.session import Done, Found, brief, median_of
 
 ARMS = {"time_slices": (None, {"CUDASCHED_OFF": "1"}), "cudasched": ("best-effort", {})}
 """The class of the training, and the server's environment."""
@@ -83,9 +83,7 @@ def find(done: Done) -> Found:
     if kept["goodput"]:
         found["beside_training_goodput"] = median_of(kept["goodput"])
     for arm in ARMS:
-        beside_ms = kept[f"{arm}_beside_ms"]
-        ratio = p99(beside_ms) / p99(kept[f"{arm}_alone_ms"])
-        found[f"beside_training_p99_{arm}"] = (ratio, ratio, ratio, len(beside_ms))
+        found[f"beside_training_p99_{arm}"] = pooled([kept[f"{arm}_beside_ms"]], [kept[f"{arm}_alone_ms"]])
     return found
 
 

@@ -1,6 +1,6 @@
 """One process of the serving benchmark: requests at random times to a batcher.
 
-    python benchmarks/inference/program.py --seconds 2.5 [--simulate]
+    python -m benchmarks.inference.program --seconds 2.5 [--simulate]
 
 With PyTorch on a GPU, where the model is BERT's encoder as one CUDA graph a size; with --simulate on the simulated
 driver, where a batch is one kernel. Prints figures as JSON: the value, the least, the most, and the number of samples.
@@ -15,9 +15,9 @@ import json
 import random
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,12 +196,11 @@ def _beside(run: Run, others: list[Run], slo_ms: float, rate: float, seconds: fl
     with ExitStack() as stack:
         loads = [stack.enter_context(Load(one, 20 * slo_ms, client_class="best_effort")) for one in others]
         load = stack.enter_context(Load(run, slo_ms))
-        threads = [threading.Thread(target=one.serve, args=(rate, seconds, 2 + n)) for n, one in enumerate(loads)]
-        for thread in threads:
-            thread.start()
+        threads = stack.enter_context(ThreadPoolExecutor(len(loads)))
+        beside = [threads.submit(one.serve, rate, seconds, 2 + number) for number, one in enumerate(loads)]
         served = load.serve(rate, seconds, 1)
-        for thread in threads:
-            thread.join()
+        for each in beside:
+            each.result()  # raises what went wrong there
     return served
 
 

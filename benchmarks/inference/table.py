@@ -9,20 +9,18 @@ of the first over the better of the others', `table_latency` its P50 at a rate t
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from cudasched import mps
-from cudasched.demo.harness import HarnessError, percentile
+from cudasched.demo.harness import percentile
 
 from benchmarks import meta
-from benchmarks.inference.goodput import OURS, Callers, batchers, goodput, served
+from benchmarks.inference.goodput import OURS, Callers, batchers, goodput, of_mps, served
 from benchmarks.inference.triton import ROOT, Serving, cudasched
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session
+from benchmarks.lab.session import Done, Found, Session, least_of
 
 ARMS = ("together", "apart", "mps")
 KIND, RATE_HZ = "poisson", 200
@@ -33,22 +31,6 @@ def used_mib() -> int:
     """Memory of the GPU in use; 0 where there is none."""
     used = meta.nvidia_smi("memory.used", "--format=csv,noheader,nounits") or ""
     return int(used) if used.isdigit() else 0
-
-
-@contextmanager
-def of_mps(session: Session) -> Iterator[dict[str, str]]:
-    """The environment of a daemon's clients; in a rehearsal there is none."""
-    if session.rehearsal:
-        yield {}
-        return
-    try:
-        membership = mps.join(session.scratch / "mps", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    except mps.MpsError as error:
-        raise HarnessError(str(error)) from error
-    try:
-        yield membership.environment
-    finally:
-        membership.leave()
 
 
 def measure(arm: str, session: Session) -> None:
@@ -96,20 +78,17 @@ def find(done: Done) -> Found:
         return {}
     ours, *others = (done[arm] for arm in ARMS)
     p50, *theirs = [percentile(each["latency_ms"], 0.5) for each in (ours, *others)]
-    ratios = sorted(p50 / each for each in theirs)
-    found: Found = {"table_latency": (ratios[-1], ratios[0], ratios[-1], len(ours["latency_ms"]))}
+    ratios = [p50 / each for each in theirs]
+    found: Found = {"table_latency": (max(ratios), min(ratios), max(ratios), len(ours["latency_ms"]))}
     goodputs = [each["goodput"] for each in others]
     if all(goodputs):
-        ratios = sorted(ours["goodput"] / each for each in goodputs)
-        found["table_throughput"] = (ratios[0], ratios[0], ratios[-1], len(ratios))
+        found["table_throughput"] = least_of([ours["goodput"] / each for each in goodputs])
     limit = sum(ours["used_mib"])
     if limit:
         held = [fit(each["used_mib"], limit) for each in others]
-        ratios = sorted(len(others[0]["used_mib"]) / max(each, 1) for each in held)
-        found["table_models"] = (ratios[0], ratios[0], ratios[-1], len(ratios))
-        shares = [100 * each["weights_mib"] / sum(each["used_mib"]) for each in (ours, *others)]
-        points = sorted(shares[0] - each for each in shares[1:])
-        found["table_memory_points"] = (points[0], points[0], points[-1], len(points))
+        found["table_models"] = least_of([len(others[0]["used_mib"]) / max(each, 1) for each in held])
+        share, *theirs = [100 * each["weights_mib"] / sum(each["used_mib"]) for each in (ours, *others)]
+        found["table_memory_points"] = least_of([share - each for each in theirs])
     return found
 
 

@@ -28,13 +28,13 @@ from cudasched.demo.harness import HarnessError
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90.0
 
-_CONFIG = """
-name: "noop"
+CONFIG = """
+name: "{name}"
 backend: "python"
 max_batch_size: 16
-input [{ name: "input" data_type: TYPE_FP32 dims: [ 2 ] }]
-output [{ name: "output_0" data_type: TYPE_FP32 dims: [ 2 ] }]
-instance_group [{ kind: KIND_CPU count: 1 }]
+input [{{ name: "input" data_type: {kind} dims: [ {dims} ] }}]
+output [{{ name: "output_0" data_type: {out} dims: [ {out_dims} ] }}]
+instance_group [{{ kind: KIND_CPU count: 1 }}]
 """
 _MODEL = """
 import triton_python_backend_utils as triton
@@ -44,7 +44,8 @@ class TritonPythonModel:
         inputs = [triton.get_input_tensor_by_name(request, "input").as_numpy() for request in requests]
         return [triton.InferenceResponse([triton.Tensor("output_0", each)]) for each in inputs]
 """
-_NOOP = {"noop": {"config.pbtxt": _CONFIG, "1/model.py": _MODEL}}
+_NOOP_CONFIG = CONFIG.format(name="noop", kind="TYPE_FP32", dims=2, out="TYPE_FP32", out_dims=2)
+_NOOP = {"noop": {"config.pbtxt": _NOOP_CONFIG, "1/model.py": _MODEL}}
 _MODELS = """
 import numpy
 from cudasched.inference import Batcher

@@ -22,8 +22,8 @@ from cudasched.errors import Error
 
 from benchmarks.kernels import layers
 from benchmarks.kernels.figures import FIGURES, LAYER_GOALS, find, find_layers, for_dashboard
-from benchmarks.kernels.parts import Part, Scene, parts
-from benchmarks.kernels.timing import Arms, GpuTimer, HostTimer, in_turns
+from benchmarks.kernels.parts import Built, Scene, parts
+from benchmarks.kernels.timing import GpuTimer, host_time_us, in_turns
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import replace
@@ -44,7 +44,7 @@ def scene_of(small: bool) -> Scene:
     return Scene(torch, cudasched.kernels, "cpu" if small else "cuda", small)
 
 
-def timed(session: Session, key: str, build: Callable[[Scene], tuple[Arms, Callable[[], float]]]) -> None:
+def timed(session: Session, key: str, build: Callable[[Scene], Built]) -> None:
     """Checks a part and times its arms, unless that is done.
 
     Raises:
@@ -54,14 +54,14 @@ def timed(session: Session, key: str, build: Callable[[Scene], tuple[Arms, Calla
         return
     session.need(0.0 if session.rehearsal else PART_S)
     scene, options = scene_of(session.rehearsal), session.options
-    timer = HostTimer() if session.rehearsal else GpuTimer(scene.torch)
+    timer = host_time_us if session.rehearsal else GpuTimer(scene.torch)
     try:
         with scene.torch.no_grad():
-            arms, error = build(scene)
-            wrong = error()
+            made = build(scene)
+            wrong = made.error()
             if not wrong <= 1:
                 raise ValueError(f"{key} is wrong: {wrong:.3g} times the error that is allowed")
-            times = in_turns(timer, arms, rounds=options.rounds, samples=options.samples)
+            times = in_turns(timer, made.arms, rounds=options.rounds, samples=options.samples)
     except (Error, RuntimeError, AttributeError) as problem:
         raise ValueError(f"{type(problem).__name__}: {str(problem)[:500]}") from problem
     finally:
@@ -69,16 +69,6 @@ def timed(session: Session, key: str, build: Callable[[Scene], tuple[Arms, Calla
     session.store.keep(key, {"arms": times, "samples": options.rounds * options.samples, "error": wrong})
     brief = ", ".join(f"{name} {statistics.median(each):.1f}" for name, each in times.items())
     session.say(f"{key}: {brief} us; {wrong:.2f} of the error allowed")
-
-
-def shape(session: Session, part: Part) -> None:
-    """One shape of a figure."""
-
-    def build(scene: Scene) -> tuple[Arms, Callable[[], float]]:
-        made = part.build(scene)
-        return made.arms, made.error
-
-    timed(session, part.key, build)
 
 
 @cache
@@ -90,11 +80,11 @@ def layer_of(name: str, small: bool) -> layers.Layer:
 def kernel_of_layer(session: Session, name: str, what: str) -> None:
     """One kernel of a layer, by ours and by PyTorch."""
 
-    def build(scene: Scene) -> tuple[Arms, Callable[[], float]]:
+    def build(scene: Scene) -> Built:
         call = layer_of(name, scene.small).kernels[what]
         pytorch, ours = layers.PyTorch(scene), layers.Ours(scene)
         arms = {"ours": lambda: call(ours), "pytorch": lambda: call(pytorch)}
-        return arms, lambda: layers.error(scene, call(ours), call(pytorch))
+        return Built(arms, lambda: layers.error(scene, call(ours), call(pytorch)))
 
     timed(session, f"{name}/{what}", build)
 
@@ -102,7 +92,7 @@ def kernel_of_layer(session: Session, name: str, what: str) -> None:
 def whole_layer(session: Session, name: str) -> None:
     """A layer as a whole, with our kernels and without, eager and compiled."""
 
-    def build(scene: Scene) -> tuple[Arms, Callable[[], float]]:
+    def build(scene: Scene) -> Built:
         layer = layer_of(name, scene.small)
         x, run, pytorch, ours = layer.x, layer.run, layers.PyTorch(scene), layers.Ours(scene)
         compiled, ours_compiled = scene.compiled(lambda x: run(pytorch, x)), scene.compiled(lambda x: run(ours, x))
@@ -113,7 +103,7 @@ def whole_layer(session: Session, name: str) -> None:
             "compiled": lambda: compiled(x),
         }
         made = run(ours, x), ours_compiled(x)
-        return arms, lambda: max(layers.error(scene, one, run(pytorch, x)) for one in made)
+        return Built(arms, lambda: max(layers.error(scene, one, run(pytorch, x)) for one in made))
 
     timed(session, f"{name}/whole", build)
 
@@ -128,7 +118,7 @@ def dashboards(session: Session) -> None:
 
 KERNELS = Benchmark(
     about="kernels against cuBLAS, cuDNN, copies and PyTorch",
-    groups={part.key: partial(shape, part=part) for part in parts()},
+    groups={part.key: partial(timed, key=part.key, build=part.build) for part in parts()},
     goals={name: (figure.goal, "more") for name, figure in FIGURES.items()},
     find=find,
     finish=lambda session: plot_beside(session.out),

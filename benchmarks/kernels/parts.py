@@ -17,12 +17,10 @@ class Built:
     Attributes:
         arms: Calls by name.
         error: How wrong our result is, as a share of what is allowed.
-        keep: What must live as long.
     """
 
     arms: Mapping[str, Callable[[], Any]]
     error: Callable[[], float]
-    keep: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def _gemm(kind: str) -> Callable[[Scene], Built]:
             expected = a[rows].double() @ b.double()
             return share_of_allowed(torch, made[rows], expected, ROUNDING[kind], 1e-6 * size)
 
-        return Built({"ours": lambda: scene.kernels.matmul(a, b), "cublas": lambda: torch.mm(a, b)}, error, (a, b))
+        return Built({"ours": lambda: scene.kernels.matmul(a, b), "cublas": lambda: torch.mm(a, b)}, error)
 
     return build
 
@@ -142,7 +140,7 @@ def _rows(name: str, kind: str, mib: int) -> Callable[[Scene], Built]:
             "copy": lambda: torch.mul(x, 1, out=room),
             "compiled": lambda: compiled(x),
         }
-        return Built(arms, error, (x, weight, bias, room))
+        return Built(arms, error)
 
     return build
 
@@ -194,7 +192,7 @@ def _attention(queries: int, causal: bool) -> Callable[[Scene], Built]:
         with contextlib.suppress(RuntimeError):  # not in every build
             cudnn()
             arms["cudnn"] = cudnn
-        return Built(arms, error, (q, k, v))
+        return Built(arms, error)
 
     return build
 
@@ -232,7 +230,7 @@ def _convolution(name: str) -> Callable[[Scene], Built]:
             return share_of_allowed(torch, ours()[-1:], expected, ROUNDING[kind], 1e-6 * channels * rows * rows)
 
         arms = {"ours": ours, "cudnn": lambda: functional.conv2d(x, w, bias, stride, padding)}
-        return Built(arms, error, (x, w, bias))
+        return Built(arms, error)
 
     return build
 

@@ -10,19 +10,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 Arms = Mapping[str, Callable[[], Any]]
 Rounds = dict[str, list[float]]
 """The median of each round, us, by arm."""
-
-
-class Timer(Protocol):
-    """Times one call."""
-
-    def time_us(self, call: Callable[[], Any]) -> float:
-        """The time of one call, on an L2 without its arrays."""
-        ...
+Timer = Callable[[Callable[[], Any]], float]
+"""The time of one call, us, on an L2 without its arrays."""
 
 
 class GpuTimer:
@@ -37,7 +31,7 @@ class GpuTimer:
         self._fills = 4
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def time_us(self, call: Callable[[], Any]) -> float:
+    def __call__(self, call: Callable[[], Any]) -> float:
         """See `Timer`."""
         while True:
             for _ in range(self._fills):
@@ -52,14 +46,11 @@ class GpuTimer:
             self._fills *= 2
 
 
-class HostTimer:
-    """By the host's clock."""
-
-    def time_us(self, call: Callable[[], Any]) -> float:
-        """See `Timer`; nothing is flushed."""
-        began = time.perf_counter()
-        call()
-        return max((time.perf_counter() - began) * 1e6, 1e-3)
+def host_time_us(call: Callable[[], Any]) -> float:
+    """By the host's clock; nothing is flushed."""
+    began = time.perf_counter()
+    call()
+    return max((time.perf_counter() - began) * 1e6, 1e-3)
 
 
 def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: int = 3) -> Rounds:
@@ -72,5 +63,5 @@ def in_turns(timer: Timer, arms: Arms, *, rounds: int, samples: int, warm_up: in
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(statistics.median(timer.time_us(arms[name]) for _ in range(samples)))
+            found[name].append(statistics.median(timer(arms[name]) for _ in range(samples)))
     return found

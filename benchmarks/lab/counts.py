@@ -37,7 +37,6 @@ def _git(*arguments: str) -> str:
 
 def removed(session: Session) -> Found:
     """Lines of Python that are no more."""
-    del session
     found = {name: lines(place, BEFORE) - lines(place) for name, place in PLACES.items()}
     return {name: (float(count),) * 3 + (1,) for name, count in found.items()}
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cudasched import mps
 from cudasched._scratch import Scratch
 from cudasched.demo.harness import CUDASCHED, Backend, Child, HarnessError
 
-from benchmarks.lab.processes import ANSWER_S, BREADTH, START_TIMEOUT_S
+from benchmarks.lab.processes import ANSWER_S, BREADTH, START_TIMEOUT_S, mps_client
 
 #: On the simulated driver, these stand for programs and servers.
 SIMULATED_PROGRAMS = ("transformer", "resnet50", "elementwise", "bert_training")
@@ -75,8 +75,8 @@ class Fleet:
         simulated: Those that have a load of the simulated driver by their own name.
     """
 
-    modes: Mapping[str, Mode] = {"plain": Mode(managed=False), "two_processes": Mode(), "mps": Mode(mps=True)}
-    script = BREADTH / "program.py"
+    modes: Mapping[str, Mode]
+    script: Path
     options: Sequence[str] = ()
     start_timeout_s = START_TIMEOUT_S
     programs: Sequence[str] = ()
@@ -231,10 +231,7 @@ class Fleet:
             return None
         name = place.mode if mode.managed else "bare"
         if name not in self._mps:
-            try:
-                self._mps[name] = mps.join(self.scratch / name, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            except mps.MpsError as error:
-                raise HarnessError(str(error)) from error
+            self._mps[name] = mps_client(self.scratch / name)
         return self._mps[name]
 
     def _environment(self, place: Place) -> dict[str, str]:

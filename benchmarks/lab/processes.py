@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from cudasched import mps
 from cudasched.demo.harness import CUDASCHED, HEAD_START_S, Child, HarnessError, percentile
 
-from benchmarks.lab.session import Session
+from benchmarks.lab.session import Figure, Session
 
-BREADTH = Path(__file__).parents[1] / "breadth"
+ROOT = Path(__file__).resolve().parents[2]
+BREADTH = ROOT / "benchmarks" / "breadth"
 START_TIMEOUT_S = 180.0
 ANSWER_S = 60.0
 #: A program that is run for its output.
@@ -91,20 +96,56 @@ class Processes:
 
 
 def output_of(
-    label: str, command: Sequence[str], environment: Mapping[str, str] | None = None, timeout_s: float = RUN_S
+    label: str,
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = RUN_S,
+    ended: Collection[int] = (0,),
 ) -> str:
-    """Runs a program to its end, and returns what it prints.
+    """Runs a program to its end in the repository's root, without input, and returns its output.
+
+    Args:
+        label: Its name in errors.
+        command: The program and its arguments.
+        environment: All of it; by default this process's.
+        timeout_s: How long it may take.
+        ended: The statuses of a program that did not fail.
 
     Raises:
-        HarnessError: It failed, or did not end in time.
+        HarnessError: It could not be started, failed, or did not end in time.
     """
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        with running(command, environment, subprocess.PIPE, subprocess.PIPE) as started:
+            output, errors = started.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise HarnessError(f"{label}: no answer within {timeout_s:.0f} s") from error
-    if done.returncode != 0:
-        raise HarnessError(f"{label}: status {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}")
-    return done.stdout
+    except OSError as error:
+        raise HarnessError(f"{label}: {error}") from error
+    if started.returncode not in ended:
+        raise HarnessError(f"{label}: status {started.returncode}\n{(errors or output)[-2000:]}")
+    return output
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str] | None, output: IO[str] | int, errors: IO[str] | int
+) -> Iterator[subprocess.Popen[str]]:
+    """A program in the repository's root, without input; at the block's end it is gone, and all that it started."""
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": errors, "env": environment}
+    with subprocess.Popen(command, **given, cwd=ROOT, text=True, start_new_session=True) as started:
+        try:
+            yield started
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+
+
+def mps_client(directory: Path) -> mps.Membership:
+    """Joins the MPS of a directory, of the visible GPUs. Raises HarnessError where there is none here."""
+    try:
+        return mps.join(directory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except mps.MpsError as error:
+        raise HarnessError(str(error)) from error
 
 
 def in_processes(measure: Callable[[Processes], None]) -> Callable[[Session], None]:
@@ -207,14 +248,15 @@ def per_second(readings: Sequence[Sequence[int]]) -> float:
     return (last - first) / ((ended_ns - began_ns) / 1e9)
 
 
-def brief(latency_ms: Sequence[float]) -> str:
-    """Three percentiles of latencies, and how many these are; empty where there are none."""
-    if not latency_ms:
-        return ""
-    shares = "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99))
-    return f"P50/P95/P99 {shares} ms of {len(latency_ms)}"
-
-
 def p99(values: Sequence[float]) -> float:
     """The P99 of latencies."""
     return percentile(values, 0.99)
+
+
+def pooled(
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], of: Callable[[Sequence[float]], float] = p99
+) -> Figure:
+    """P99, or another figure, of all requests over that of others; low and high are of single repeats."""
+    each = [of(mine) / of(other) for mine, other in zip(ours, theirs, strict=True)]
+    every, others = (list(itertools.chain.from_iterable(parts)) for parts in (ours, theirs))
+    return of(every) / of(others), min(each), max(each), len(every)

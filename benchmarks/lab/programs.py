@@ -106,11 +106,10 @@ class Runner:
 
     def rate_hz(self, server: str) -> float:
         """Requests a second of a server."""
-        raise NotImplementedError
+        return float(self.options.rate)
 
     def seconds(self, rates_hz: Sequence[float]) -> float:
         """Of a cell with requests at such rates."""
-        del rates_hz
         return float(self.options.seconds)
 
     def cell(self, arm: str, server: str, program: str) -> Cell:
@@ -302,7 +301,6 @@ class Runner:
 
     def early_s(self, cell: Cell) -> float:
         """For so long a cell's requests come before those that are measured, beside its programs."""
-        del cell
         return 0.0
 
     def _cell(self, cell: Cell, processes: Sequence[Place]) -> dict[str, Any]:

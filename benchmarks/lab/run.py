@@ -26,12 +26,13 @@ from cudasched.demo.harness import HarnessError
 from cudasched.errors import Error
 
 from benchmarks import meta
-from benchmarks.colocation.cells import CellFile
+from benchmarks.colocation.cells import CellFile, cells_path
 from benchmarks.lab import gpu
 from benchmarks.lab.session import Done, Found, Goals, OutOfTimeError, Session, judged
 from benchmarks.lab.spread import spread
 from benchmarks.results.schema import RESULTS
 from benchmarks.results.schema import merge as merge_rows
+from benchmarks.store import Store
 from benchmarks.tables import core_table
 
 TIME_RAN_OUT = 3
@@ -71,6 +72,7 @@ MODULES = {
     "goodput": "inference.goodput:GOODPUT",
     "inference_table": "inference.table",
     "inference_beside": "inference.beside",
+    "vllm": "decode.benchmark",
 }
 Group = Callable[[Session], Found | None]
 
@@ -90,7 +92,7 @@ class Benchmark:
         written: Writes and prints the results of cells, of one run and of several (`merge`): takes a CellFile, the
             results' path, and other files that they are made of, where these are given.
         results: The name of the results file, where that is not the benchmark's.
-        merge: Puts several runs together where their parts are no cells.
+        merge: Puts the parts of several runs together, where these are no cells.
         whole: Measures the groups that are chosen itself, and its part of them.
         gpu: It needs one.
         torch: It needs PyTorch.
@@ -105,7 +107,7 @@ class Benchmark:
     settings: Mapping[str, Any] = field(default_factory=dict)
     written: Callable[..., None] | None = None
     results: str = ""
-    merge: Callable[[Sequence[Path], Path], None] | None = None
+    merge: Callable[[Sequence[Done]], Done] | None = None
     whole: Group | None = None
     gpu: bool = True
     torch: bool = True
@@ -236,12 +238,20 @@ def _interrupt(*_: object) -> NoReturn:
 
 def together(benchmark: Benchmark, *others: Sequence[Path]) -> Callable[[Sequence[Path], Path], None]:
     """What puts several runs of a benchmark together. Raises ValueError where nothing does."""
-    written = benchmark.written
+    written, joined, find = benchmark.written, benchmark.merge, benchmark.find
     if written is not None:
         return lambda paths, out: written(CellFile.merged(paths, out), out, *others)
-    if benchmark.merge is None:
+    if joined is None or find is None:
         raise ValueError("its runs are not put together")
-    return benchmark.merge
+
+    def of_parts(paths: Sequence[Path], out: Path) -> None:
+        runs = [Store(path) for path in paths]
+        store = Store(cells_path(out), runs[-1].meta)
+        for key, part in joined([run.done for run in runs]).items():
+            store.keep(key, part)
+        merge_rows(out, store.meta, judged(benchmark.goals, find(store.done), benchmark.limits))
+
+    return of_parts
 
 
 def merge(name: str, arguments: Sequence[str]) -> int:
@@ -251,24 +261,15 @@ def merge(name: str, arguments: Sequence[str]) -> int:
     parser.add_argument("--with", dest="others", type=Path, nargs="+", help="other files that results are made of")
     parser.add_argument("cells", type=Path, nargs="+", help="NAME.cells of each run, oldest first")
     options = parser.parse_args(arguments)
-    try:
-        others = [options.others] if options.others else []
-        together(load_benchmark(name), *others)(options.cells, options.out)
-    except (OSError, ValueError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
+    others = [options.others] if options.others else []
+    together(load_benchmark(name), *others)(options.cells, options.out)
     return 0
 
 
 def run_on_every_gpu(name: str, arguments: Sequence[str]) -> int:
     """Runs a benchmark on all GPUs of the machine, each with a part of its groups."""
     benchmark = load_benchmark(name)
-    options = parse(name, benchmark, arguments)
-    try:
-        return spread(name, options, arguments, together(benchmark))
-    except (OSError, ValueError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
+    return spread(name, parse(name, benchmark, arguments), arguments, together(benchmark))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -280,6 +281,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if given in ([], ["--help"], ["-h"]) else 2
     try:
         return commands[given[0]](given[1], given[2:])
-    except HarnessError as error:
-        print(error, file=sys.stderr)
+    except (HarnessError, OSError, ValueError) as error:
+        print(f"{given[1]}: {error}", file=sys.stderr)
         return 1

@@ -10,23 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from cudasched._scratch import Scratch
-from cudasched.demo.harness import Backend, HarnessError, percentile
+from cudasched.demo.harness import Backend, HarnessError, installed_simulated_driver, percentile
 
 from benchmarks import meta
 from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
 from benchmarks.lab import gpu
-from benchmarks.results.schema import FigureRow, Meta, Results
+from benchmarks.results.schema import Figure, FigureRow, Goal, Meta, Results
 from benchmarks.store import Store
 
-Better = Literal["less", "more"]
-Goals = Mapping[str, tuple[float, Better]]
+Goals = Mapping[str, Goal]
 """The goal of each figure in the order of the results, and whether less or more is better; more than 0 is no goal."""
-Found = dict[str, tuple[float, float, float, int]]
-"""Figures: the value, the least and the most of its parts, and the number of requests or samples."""
-Opened = TypeVar("Opened", bound=AbstractContextManager[Any])
+Found = dict[str, Figure]
+Made = TypeVar("Made")
 Done = Mapping[str, Any]
 """The measured parts, by GROUP/PART."""
 
@@ -104,11 +102,22 @@ class Session:
         """The outcomes of cells, in the place of parts. Raises ValueError."""
         return CellFile(cells_path(self.out), self.meta)
 
-    def shared(self, make: Callable[[Session], Opened]) -> Opened:
-        """What several groups use: made and entered once, and left at the end of the run."""
+    @cached_property
+    def unscaled(self) -> dict[str, str]:
+        """The environment of a rehearsal's programs whose simulated device has the time of the wall clock."""
+        (self.scratch / "unscaled").mkdir(mode=0o700)
+        return {
+            "LD_LIBRARY_PATH": str(installed_simulated_driver().parent),
+            "CUDASCHED_SIM_DIR": str(self.scratch / "unscaled"),
+            "CUDASCHED_SIM_SCALE": "1",
+        }
+
+    def shared(self, make: Callable[[Session], Made]) -> Made:
+        """What several groups use: made once; a context is entered then, and left at the end of the run."""
         if make not in self._shared:
-            self._shared[make] = self._opened.enter_context(make(self))
-        found: Opened = self._shared[make]
+            made = make(self)
+            self._shared[make] = self._opened.enter_context(made) if isinstance(made, AbstractContextManager) else made
+        found: Made = self._shared[make]
         return found
 
     def measure_cell(self, cell: Cell, measure: Callable[[], dict[str, Any]]) -> None:
@@ -132,7 +141,7 @@ class Session:
         if cell.arm == "best_effort_alone" and result:
             self.note_clock()
         self.cells.save()
-        self.say(f"  {cell.arm} {cell.repeat}: {problem or brief(result)}")
+        self.say(f"  {cell.arm} {cell.repeat}: {problem or cell_brief(result)}")
 
     def left_s(self) -> float:
         """Seconds until the results have to be written."""
@@ -168,20 +177,39 @@ def parts_of(done: Done, prefix: str) -> list[Any]:
     return [part for key, part in sorted(done.items()) if key.startswith(prefix)]
 
 
-def median_of(values: Sequence[float], number: int | None = None) -> tuple[float, float, float, int]:
+def once(value: float, number: int = 1) -> Figure:
+    """A figure that was measured once, of so many requests."""
+    return value, value, value, number
+
+
+def median_of(values: Sequence[float], number: int | None = None) -> Figure:
     """A figure: the median of its parts, the least and the most of them, and how many, or of how many requests."""
     return statistics.median(values), min(values), max(values), len(values) if number is None else number
 
 
-def brief(result: dict[str, Any] | None) -> str:
+def worst_of(values: Sequence[float]) -> Figure:
+    """A figure of which less is better: the most of its parts, the least and the most, and how many."""
+    return max(values), min(values), max(values), len(values)
+
+
+def least_of(values: Sequence[float]) -> Figure:
+    """The same where more is better."""
+    return min(values), min(values), max(values), len(values)
+
+
+def brief(latency_ms: Sequence[float]) -> str:
+    """Three percentiles of latencies, and how many these are; empty where there are none."""
+    if not latency_ms:
+        return ""
+    shares = "/".join(f"{percentile(latency_ms, share):.2f}" for share in (0.5, 0.95, 0.99))
+    return f"P50/P95/P99 {shares} ms of {len(latency_ms)}"
+
+
+def cell_brief(result: dict[str, Any] | None) -> str:
     """What a cell's result says, in a line."""
     result = result or {}
-    parts = []
-    for name, served in result.get("latency", {}).items():
-        values = served["latency_ms"]
-        if values:
-            shares = "/".join(f"{percentile(values, share):.2f}" for share in (0.5, 0.95, 0.99))
-            parts.append(f"{name} P50/P95/P99 {shares} ms of {len(values)}")
+    served = {name: brief(requests["latency_ms"]) for name, requests in result.get("latency", {}).items()}
+    parts = [f"{name} {said}" for name, said in served.items() if said]
     parts += [f"{name} {per_s:.2f}/s" for name, per_s in result.get("best_effort_per_s", {}).items()]
     if "kernel_us" in result:
         count = sum(number for _, number in result["kernel_us"])
@@ -205,16 +233,7 @@ def report(cells: CellFile, out: Path, made: Results, tables: Sequence[Callable[
 def judged(goals: Goals, found: Found, limited_by: Mapping[str, str]) -> list[FigureRow]:
     """A row for each figure that was found; one that misses its goal has its reason."""
     return [
-        FigureRow.judged(
-            figure=name,
-            value=found[name][0],
-            goal=goal,
-            better=better,
-            low=found[name][1],
-            high=found[name][2],
-            n=found[name][3],
-            limited_by=limited_by.get(name, ""),
-        )
-        for name, (goal, better) in goals.items()
+        FigureRow.judged(name, found[name], goal, limited_by.get(name, ""))
+        for name, goal in goals.items()
         if name in found
     ]

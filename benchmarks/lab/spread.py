@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import meta
@@ -41,18 +41,15 @@ def spread(name: str, options: argparse.Namespace, arguments: Sequence[str], mer
     out.parent.mkdir(parents=True, exist_ok=True)
     parts = [out.with_name(f"{out.stem}-{number}.json") for number in range(1, len(gpus) + 1)]
     _together(out, merge)
-    threads, statuses = [], []
+    runs = []
     for number, (gpu, part) in enumerate(zip(gpus, parts, strict=True), 1):
         if cells_path(out).exists():
             shutil.copy(cells_path(out), cells_path(part))
         command = [sys.executable, "-m", "benchmarks", "run", name, *arguments]
         command += ["--out", str(part), "--part", f"{number}/{len(gpus)}"]
-        own = cores[(number - 1) * each : number * each]
-        thread = threading.Thread(target=lambda *given: statuses.append(_run(*given)), args=(number, command, gpu, own))
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join()
+        runs.append((number, command, gpu, cores[(number - 1) * each : number * each]))
+    with ThreadPoolExecutor(len(runs)) as threads:
+        statuses = list(threads.map(lambda given: _run(*given), runs))
     _together(out, merge)
     return max(statuses)
 

@@ -43,18 +43,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from cudasched import hook
 from cudasched.demo.harness import CUDASCHED, HarnessError
 
 from benchmarks.c_program import compile_c, compile_cpp
-from benchmarks.lab.processes import brief, p99
+from benchmarks.lab.processes import output_of, pooled
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session, median_of
+from benchmarks.lab.session import Done, Found, Session, brief, median_of, once, parts_of, worst_of
 from benchmarks.memory.traces import TRACES
 
 HERE = Path(__file__).parent
@@ -97,19 +95,7 @@ class Program:
         self.path = compile_cpp(session.builds / "replay", HERE / "replay.cpp", *sources, quickly=session.rehearsal)
         self.environment = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDASCHED_OFF="1")
         if session.rehearsal:
-            device = session.builds / "device"
-            device.mkdir(mode=0o700)
-            self.environment |= {
-                "LD_LIBRARY_PATH": str(hook.locate().simulated_driver.parent),
-                "CUDASCHED_SIM_DIR": str(device),
-                "CUDASCHED_SIM_SCALE": "1",
-            }
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink()
+            self.environment |= session.unscaled
 
     def run(self, arm: str, history: str) -> dict[str, Any]:
         """What one replay prints. Raises HarnessError: it failed."""
@@ -121,21 +107,12 @@ class Program:
 
 
 def said(command: Sequence[str], environment: dict[str, str]) -> Any:
-    """The JSON that a process prints. Raises HarnessError."""
+    """The JSON that a process prints, behind "ready" where it says so. Raises HarnessError."""
+    text = output_of(" ".join(command), command, environment, TIMEOUT_S)
     try:
-        done = subprocess.run(
-            command,
-            cwd=HERE.parents[1],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return json.loads(done.stdout.removeprefix("ready\n"))
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise HarnessError(f"{' '.join(command)}: {error}") from error
+        return json.loads(text.removeprefix("ready\n"))
+    except ValueError as error:
+        raise HarnessError(f"{' '.join(command)}: {error}: {text[-2000:]!r}") from error
 
 
 def replays(session: Session) -> None:
@@ -169,12 +146,6 @@ class Copies:
         (session.scratch / "copies").mkdir(mode=0o700)
         session.backend.settings["CUDASCHED_SIM_MEMORY_MB"] = "1024"
 
-    def __enter__(self) -> Copies:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink()
-
     def _program(self, client_class: str, *arguments: object, **settings: str) -> tuple[list[str], dict[str, str]]:
         environment = self.session.backend.environment(bool(client_class)) | settings
         environment["CUDASCHED_RUN_DIR"] = str(self.session.scratch / "copies")
@@ -182,23 +153,17 @@ class Copies:
         hook_it = [*CUDASCHED, "run", "--class", client_class, "--"] if client_class else []
         return [*hook_it, str(self.path), *map(str, arguments)], environment
 
+    def told(self, client_class: str, *arguments: object, **settings: str) -> Told:
+        """A program that is ready and waits. Raises HarnessError."""
+        return Told(*self._program(client_class, *arguments, **settings))
+
     @contextmanager
     def copying(self, client_class: str) -> Iterator[list[float]]:
         """Copies both ways meanwhile; then the list has the bytes a second into the device and out of it."""
-        bytes_each = COPIED // 16 if self.session.rehearsal else COPIED
-        command, environment = self._program(client_class, "copy", bytes_each)
-        rates: list[float] = []
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                assert process.stdout is not None
-                if process.stdout.readline() != "ready\n":
-                    raise HarnessError(f"the copying program failed: {process.communicate()[1][-2000:]}")
-                yield rates
-                rates += json.loads(process.communicate(timeout=TIMEOUT_S)[0])
-            finally:
-                process.kill()
+        with self.told(client_class, "copy", COPIED // 16 if self.session.rehearsal else COPIED) as copier:
+            rates: list[float] = []
+            yield rates
+            rates += copier.result()
 
     def ask(self, client_class: str, *arguments: object, **settings: str) -> Any:
         """The JSON that a program prints."""
@@ -213,73 +178,53 @@ class Copies:
         """Bytes, of which a rehearsal has fewer."""
         return size // SMALLER if self.session.rehearsal else size
 
-    def training(self, *training: object, **settings: str) -> Moved:
-        """A best-effort training that is ready. Raises HarnessError."""
-        return Moved(*self._program("best-effort", "train", *training, **settings))
-
     @contextmanager
-    def keeping_all_but(self, left: int) -> Iterator[None]:
-        """A program without cudasched holds the other memory of the GPU meanwhile."""
-        command, environment = self._program("", "need", 0, left)
-        with subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                if process.stdout is None or process.stdout.readline() != "ready\n":
-                    raise HarnessError("no program could keep a part of the GPU's memory")
-                yield
-            finally:
-                process.kill()
-
-    @contextmanager
-    def moving(self, needed: int, *training: object) -> Iterator[tuple[Moved, Callable[..., float]]]:
+    def moving(self, needed: int, *training: object) -> Iterator[tuple[Told, Callable[..., float]]]:
         """A training, and a function by which a latency client allocates and frees; it returns the former's ms."""
-        command, environment = self._program("best-effort", "train", *training, **PAGEABLE)
-        with Moved(command, environment) as moved:
-            need = ("need", self.scaled(needed + LEFT), self.scaled(LEFT))
-            command, environment = self._program("latency", *need, **PATIENT)
-            with subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            ) as asker:
+        need = ("need", self.scaled(needed + LEFT), self.scaled(LEFT))
+        with (
+            self.told("best-effort", "train", *training, **PAGEABLE) as moved,
+            self.told("latency", *need, **PATIENT) as asker,
+        ):
 
-                def step() -> float:
-                    assert asker.stdin is not None and asker.stdout is not None
-                    asker.stdin.write("\n")
-                    line = asker.stdout.readline()
-                    if not line:
-                        raise HarnessError(f"the latency client got no memory: {moved.said()}")
-                    return float(line)
+            def step() -> float:
+                line = asker.asked()
+                if not line:
+                    raise HarnessError(f"the latency client got no memory: {asker.said()}{moved.said()}")
+                return float(line)
 
-                def cycle(kept_s: float = 0.0) -> float:
-                    ms = step()
-                    time.sleep(kept_s)
-                    step()
-                    return ms
+            def cycle(kept_s: float = 0.0) -> float:
+                ms = step()
+                time.sleep(kept_s)
+                step()
+                return ms
 
-                try:
-                    if asker.stdout is None or asker.stdout.readline() != "ready\n":
-                        raise HarnessError("the latency client did not start")
-                    moved.begin()
-                    moved.wait_until_counted()
-                    yield moved, cycle
-                finally:
-                    asker.kill()
+            moved.begin()
+            moved.wait_until_counted()
+            yield moved, cycle
 
 
-class Moved:
-    """A training, and the moves that its log tells of: the monotonic end (ms), the direction, MiB and ms of each."""
+class Told:
+    """A program that does as it is told, and the moves that its log tells of.
+
+    Attributes:
+        moves: The monotonic end (ms), the direction, MiB and ms of each.
+    """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.moves: list[tuple[float, str, float, float]] = []
         self._lines: list[str] = []
-        self._read = threading.Thread(target=self._listen, daemon=True)
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
+        self._read = threading.Thread(target=self._listen, daemon=True)
         self._read.start()
-        assert self.process.stdout is not None
-        if self.process.stdout.readline() != "ready\n":
-            raise HarnessError(f"the training did not start: {self.said()}")
+        if self._output.readline() != "ready\n":
+            self.process.kill()
+            self._read.join()
+            raise HarnessError(f"{' '.join(command)} did not start: {self.said()}")
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
@@ -289,7 +234,7 @@ class Moved:
                 way, mib, us = found.groups()
                 self.moves.append((time.monotonic() * 1e3, way, float(mib), float(us) / 1e3))
 
-    def __enter__(self) -> Moved:
+    def __enter__(self) -> Told:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -297,10 +242,14 @@ class Moved:
         self.process.wait()
 
     def begin(self) -> None:
-        """Has it take its steps."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        """Sends a line: a training takes its steps."""
+        self._input.write("\n")
+        self._input.flush()
+
+    def asked(self) -> str:
+        """Sends a line, and returns the one that answers it; empty where the program has ended."""
+        self.begin()
+        return self._output.readline()
 
     def wait_until_counted(self) -> None:
         """Until it says how much of its memory can move: the thread that does so sleeps. Raises HarnessError."""
@@ -317,14 +266,17 @@ class Moved:
         """The end of its log."""
         return "".join(self._lines)[-2000:]
 
-    def result(self) -> dict[str, Any]:
-        """The JSON that it prints at its end. Raises HarnessError."""
+    def result(self, limit_s: float = TIMEOUT_S) -> Any:
+        """The JSON that it prints at its end. Raises HarnessError: there is none, or not within so many seconds."""
+        late = threading.Timer(limit_s, self.process.kill)
+        late.start()
         try:
-            assert self.process.stdin is not None and self.process.stdout is not None
-            self.process.stdin.close()
-            made: dict[str, Any] = json.loads(self.process.stdout.read())
+            self._input.close()
+            made = json.loads(self._output.read())
         except ValueError as error:
-            raise HarnessError(f"the training failed: {self.said()}") from error
+            raise HarnessError(f"a program failed, or hung for {limit_s:.0f} s: {self.said()}") from error
+        finally:
+            late.cancel()
         return made
 
 
@@ -461,26 +413,22 @@ def turns(session: Session) -> None:
     }
     with ExitStack() as opened:
         if memory < free:
-            opened.enter_context(programs.keeping_all_but(memory))
+            opened.enter_context(programs.told("", "need", 0, memory))
         alone = []
         for _ in range(2):
-            with programs.training(BLOCKS, block, 0, 0, "unsummed", **settings) as training:
+            with programs.told("best-effort", "train", BLOCKS, block, 0, 0, "unsummed", **settings) as training:
                 training.begin()
                 time.sleep(alone_s)
                 alone.append(training.result()["ms"])
         steps = [max(1, round(turns * turn_s * 1e3 / min(times))) for times in alone]
         both = opened.enter_context(ThreadPoolExecutor(2))
-        trainings = [
-            opened.enter_context(programs.training(BLOCKS, block, count, 0, "unsummed", **settings)) for count in steps
-        ]
+        given = [("best-effort", "train", BLOCKS, block, count, 0, "unsummed") for count in steps]
+        trainings = [opened.enter_context(programs.told(*each, **settings)) for each in given]
         began_ms = time.monotonic() * 1e3
         for training in trainings:
             training.begin()
         limit_s = 4 * turns * turn_s + TIMEOUT_S
-        try:
-            ended = [each.result(limit_s) for each in [both.submit(training.result) for training in trainings]]
-        except FutureTimeoutError as error:
-            raise HarnessError(f"a training hangs: {' '.join(training.said() for training in trainings)}") from error
+        ended = list(both.map(lambda training: training.result(limit_s), trainings))
     made = {
         "memory": memory,
         "block": block * BLOCKS,
@@ -500,47 +448,40 @@ def turns(session: Session) -> None:
     )
 
 
+def repeats(done: Done, *kinds: str) -> list[tuple[Any, ...]]:
+    """The parts of these kinds of each repeat that has all of them."""
+    keys = [[f"{kind}/{repeat}" for kind in kinds] for repeat in range(len(done))]
+    return [tuple(done[key] for key in each) for each in keys if all(key in done for key in each)]
+
+
 def find_moves(done: Done) -> Found:
     """The figures of moves, of runs whose memory moves, and of those whose memory could."""
     found: Found = {}
-    parts = [done[part] for repeat in range(len(done)) if (part := f"moves/{repeat}") in done]
+    parts = [part for (part,) in repeats(done, "moves")]
     if parts and (rates := done.get("moves/rate")):
         plain = dict(zip(("parked", "brought back"), rates, strict=True))
         rescues = [[ms / (part["needed"] / plain["parked"] * 1e3 + 10) for ms in part["rescue_ms"]] for part in parts]
         found["rescue_time_ratio"] = median_of([ratio for each in rescues for ratio in each[1:]])
         found["rescue_first_ratio"] = median_of([each[0] for each in rescues])
-        shares = [
-            [
-                mib * 2**20 / ms * 1e3 / plain[way]
-                for part in parts
-                for _, way, mib, ms in part["moves"][2:]
-                if way == one
-            ]
-            for one in plain
-        ]
-        found["move_rate"] = (min(map(statistics.median, shares)), *median_of(list(itertools.chain(*shares)))[1:])
+        shares: dict[str, list[float]] = {way: [] for way in plain}
+        for _, way, mib, ms in itertools.chain.from_iterable(part["moves"][2:] for part in parts):
+            shares[way].append(mib * 2**20 / ms * 1e3 / plain[way])
+        found["move_rate"] = (
+            min(map(statistics.median, shares.values())),
+            *median_of(list(itertools.chain.from_iterable(shares.values())))[1:],
+        )
         beside, alone = [overlapping(part) for part in parts], [[ms for _, ms in part["alone"]] for part in parts]
-        worsts: dict[str, Callable[[Sequence[float]], float]] = {"move_p99_ratio": p99, "move_worst": max}
-        for name, worst in worsts.items():
-            ratios = [worst(mine) / worst(other) for mine, other in zip(beside, alone, strict=True)]
-            pooled = list(itertools.chain(*beside))
-            found[name] = worst(pooled) / worst(list(itertools.chain(*alone))), min(ratios), max(ratios), len(pooled)
-    runs = [done[name] for name in done if name.startswith("bits/")]
-    if runs:
+        found |= {"move_p99_ratio": pooled(beside, alone), "move_worst": pooled(beside, alone, max)}
+    if runs := parts_of(done, "bits/"):
         failed = [0.0 if run["same"] else 1.0 for run in runs]
         found["bits_failed"] = (sum(failed), *median_of(failed)[1:])
-    pairs = [
-        (done[f"idle/on/{repeat}"], done[f"idle/off/{repeat}"])
-        for repeat in range(len(done))
-        if f"idle/on/{repeat}" in done and f"idle/off/{repeat}" in done
-    ]
-    if pairs:
+    if pairs := repeats(done, "idle/on", "idle/off"):
         found["idle_step"] = median_of([on["step_ms"] / off["step_ms"] for on, off in pairs])
         by_size = [
             statistics.median([on["alloc_us"][size] / off["alloc_us"][size] for on, off in pairs])
             for size in range(len(pairs[0][0]["alloc_us"]))
         ]
-        found["pageable_alloc_ratio"] = (max(by_size), *median_of(by_size)[1:])
+        found["pageable_alloc_ratio"] = worst_of(by_size)
     if part := done.get("turns/0"):
         one_by_one = sum(steps * ms for steps, ms in zip(part["steps"], part["alone_ms"], strict=True))
         found["park_sum"] = median_of([one_by_one / part["together_ms"]])
@@ -550,16 +491,13 @@ def find_moves(done: Done) -> Found:
 def find_copies(done: Done) -> Found:
     """The figures of the copies: P99 of the requests of all repeats, and what single repeats say."""
     found: Found = {}
-    repeats = [part for part in range(len(done)) if f"copies/cudasched/{part}" in done]  # the last arm of each
-    parts = {arm: [done[f"copies/{arm}/{repeat}"] for repeat in repeats] for arm in COPY_ARMS}
-    requests = {arm: [part["latency_ms"] for part in parts[arm]] for arm, (serves, _) in COPY_ARMS.items() if serves}
-    rates = {arm: [sum(part["bytes_per_s"]) for part in parts[arm]] for arm, (_, copied) in COPY_ARMS.items() if copied}
-    for arm, name in {"cudasched": "", "time_slices": "_time_slices"}.items() if repeats else ():
-        ratios = [p99(mine) / p99(alone) for mine, alone in zip(requests[arm], requests["alone"], strict=True)]
-        pooled = [list(itertools.chain(*each)) for each in (requests[arm], requests["alone"])]
-        found[f"copy_p99_ratio{name}"] = p99(pooled[0]) / p99(pooled[1]), min(ratios), max(ratios), len(pooled[0])
-        shares = [mine / bare for mine, bare in zip(rates[arm], rates["bare"], strict=True)]
-        found[f"copy_rate{name}"] = median_of(shares)
+    for arm, name in {"cudasched": "", "time_slices": "_time_slices"}.items():
+        if parts := repeats(done, "copies/alone", "copies/bare", f"copies/{arm}", "copies/cudasched"):  # the last arm
+            alone, bare, mine, _ = zip(*parts, strict=True)
+            requests = ([part["latency_ms"] for part in arms] for arms in (mine, alone))
+            found[f"copy_p99_ratio{name}"] = pooled(*requests)
+            rates = ([sum(part["bytes_per_s"]) for part in arms] for arms in (mine, bare))
+            found[f"copy_rate{name}"] = median_of([ours / others for ours, others in zip(*rates, strict=True)])
     return found
 
 
@@ -570,16 +508,10 @@ def find(done: Done) -> Found:
         parts = {name: done.get(f"replays/{name}/{arm}") for name in TRACES}
         ratios = {name: part["reserved"] / part["used"] for name, part in parts.items() if part}
         if len(ratios) == len(TRACES):
-            odd = ratios.pop("odd")
-            found[f"{arm}_odd_of_used"] = odd, odd, odd, 1
-            found[f"{arm}_reserved_of_used"] = (
-                max(ratios.values()),
-                min(ratios.values()),
-                max(ratios.values()),
-                len(ratios),
-            )
+            found[f"{arm}_odd_of_used"] = once(ratios.pop("odd"))
+            found[f"{arm}_reserved_of_used"] = worst_of(list(ratios.values()))
         if (times := done.get(f"hot/{arm}")) is not None:
-            found[f"{arm}_alloc_ns"] = max(times["ns"]), min(times["ns"]), max(times["ns"]), len(times["ns"])
+            found[f"{arm}_alloc_ns"] = worst_of(times["ns"])
     return found
 
 

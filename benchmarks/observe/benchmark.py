@@ -38,7 +38,7 @@ from cudasched.demo.harness import HarnessError
 from benchmarks.c_program import ROOT, compile_cpp
 from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session, median_of
+from benchmarks.lab.session import Found, Session, median_of, once
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300
@@ -105,11 +105,10 @@ def trace(session: Session) -> Found:
     if said["dropped"]:
         raise HarnessError(f"{said['dropped']} records were dropped: the machine is too busy to measure")
     off, on = min(batches["off"]), batches["on"]
-    size = float(said["bytes"])
     session.say(f"tracing off: {off:.1f} ns a launch")
     return {
         "trace_ns": (min(on) - off, min(on) - off, statistics.median(on) - off, len(on)),
-        "trace_bytes_a_record": (size, size, size, 1),
+        "trace_bytes_a_record": once(float(said["bytes"])),
     }
 
 
@@ -180,7 +179,7 @@ def page(session: Session) -> Found:
     size = sum(len(gzip.compress(file.read_bytes(), 9, mtime=0)) for file in files) / 1000
     return {
         "page_first_paint_s": median_of(times),
-        "page_kB": (size, size, size, 1),
+        "page_kB": once(size),
     }
 
 

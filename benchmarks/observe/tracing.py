@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from cudasched.demo.harness import CUDASCHED, HarnessError
 
+from benchmarks.lab.processes import running
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Session
 from benchmarks.results.schema import TracingRow, merge
@@ -62,7 +62,7 @@ def size_mb(directory: Path) -> float:
 
 def run(session: Session) -> dict[str, Any]:
     """What the training did, and what was seen of it each second."""
-    options, out = session.options, session.out.parent
+    options, out = session.options, session.out.parent.absolute()
     out.mkdir(parents=True, exist_ok=True)
     progress, trace = out / "traced.steps", out / "traced.pftrace"
     progress.unlink(missing_ok=True)
@@ -73,8 +73,10 @@ def run(session: Session) -> dict[str, Any]:
     command += ["--simulate"] if session.rehearsal else []
     samples: list[tuple[float, float, float]] = []
     begin = time.monotonic()
-    with (out / "traced.log").open("w") as log:
-        started = subprocess.Popen(command, env=session.backend.environment(True), stdout=log, stderr=log)
+    with (
+        (out / "traced.log").open("w") as log,
+        running(command, session.backend.environment(True), log, log) as started,
+    ):
         converted_s = 0.0
         while started.poll() is None:
             time.sleep(1)
@@ -90,49 +92,33 @@ def run(session: Session) -> dict[str, Any]:
     if started.returncode != 0:
         raise HarnessError(f"the training failed with status {started.returncode}:\n{text[-3000:]}")
     steps, took_s = map(float, progress.read_text().split())
-    thirds = [samples[len(samples) * part // 3 : len(samples) * (part + 1) // 3] for part in range(3)]
-    middle, last = (statistics.median([mb for _, mb, _ in third] or [0.0]) for third in thirds[1:])
+    resident = [mb for _, mb, _ in samples]
+    middle, last = (statistics.median(part or [0.0]) for part in in_parts(resident, 3)[1:])
 
     def number(pattern: str) -> int:
         found = re.search(rf"([\d,]+) {pattern}", text)
         return int(found[1].replace(",", "")) if found else 0
 
-    return {
-        "steps": int(steps),
-        "seconds": round(took_s, 2),
-        "steps_per_s": round(steps / took_s, 3),
-        "resident_growth_mb": round(last - middle, 2),
-        "flat": last - middle <= FLAT_MB,
-        "limit_mb": options.limit_mb,
-        "most_parts_mb": max((mb for _, _, mb in samples), default=0.0),
-        "trace_mb": round(trace.stat().st_size / 2**20, 2) if trace.exists() else 0.0,
-        "converted_s": converted_s,
-        "launches_kept": number("launches of"),
-        "dropped": number("records were dropped"),
-        "rotated_away": number("records, the oldest, were deleted"),
-        "said": text.splitlines()[-5:],
-        "samples": samples,
-    }
-
-
-def row_of(gpu: str, found: dict[str, Any]) -> TracingRow:
-    """What is kept of a run."""
-    resident = [mb for _, mb, _ in found["samples"]]
-    tenths = [resident[len(resident) * part // 10 : len(resident) * (part + 1) // 10] for part in range(10)]
-    return TracingRow(
-        gpu=gpu,
-        seconds=found["seconds"],
-        steps=found["steps"],
-        steps_per_s=found["steps_per_s"],
-        resident_mb=[statistics.median(tenth) for tenth in tenths if tenth],
-        growth_mb=found["resident_growth_mb"],
-        limit_mb=found["limit_mb"],
-        parts_mb=found["most_parts_mb"],
-        dropped=found["dropped"],
-        rotated_away=found["rotated_away"],
-        launches_kept=found["launches_kept"],
-        converted_s=found["converted_s"],
+    row = TracingRow(
+        gpu=session.meta.gpu,
+        seconds=round(took_s, 2),
+        steps=int(steps),
+        steps_per_s=round(steps / took_s, 3),
+        resident_mb=[statistics.median(part) for part in in_parts(resident, 10) if part],
+        growth_mb=round(last - middle, 2),
+        limit_mb=options.limit_mb,
+        parts_mb=max((mb for _, _, mb in samples), default=0.0),
+        dropped=number("records were dropped"),
+        rotated_away=number("records, the oldest, were deleted"),
+        launches_kept=number("launches of"),
+        converted_s=converted_s,
     )
+    return {"row": row.model_dump(), "samples": samples, "said": text.splitlines()[-5:]}
+
+
+def in_parts(values: list[float], parts: int) -> list[list[float]]:
+    """So many parts of a list, in order."""
+    return [values[len(values) * part // parts : len(values) * (part + 1) // parts] for part in range(parts)]
 
 
 def measure(session: Session) -> None:
@@ -142,16 +128,16 @@ def measure(session: Session) -> None:
         HarnessError: Memory was not flat, or records were dropped.
     """
     done = session.store.done
-    if "traced" not in done:
+    if "training" not in done:
         session.need(session.options.seconds)
-        session.store.keep("traced", run(session))
-    found = done["traced"]
-    merge(session.out, session.meta, [row_of(session.meta.gpu, found)])
+        session.store.keep("training", run(session))
+    row = TracingRow.model_validate(done["training"]["row"])
+    merge(session.out, session.meta, [row])
     session.say(
-        f"{found['steps_per_s']} steps/s; memory {found['resident_growth_mb']:+.1f} MB in the last "
-        f"third; {found['most_parts_mb']:.0f} MB of records at most, {found['dropped']:,} dropped"
+        f"{row.steps_per_s} steps/s; memory {row.growth_mb:+.1f} MB in the last "
+        f"third; {row.parts_mb:.0f} MB of records at most, {row.dropped:,} dropped"
     )
-    if not found["flat"] or found["dropped"] > 0:
+    if row.growth_mb > FLAT_MB or row.dropped > 0:
         raise HarnessError("memory grows, or records were dropped")
 
 

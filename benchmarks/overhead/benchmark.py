@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cudasched.cli.coverage import find_cupti
@@ -49,34 +48,23 @@ COMPANY = {
 }
 
 
-@dataclass
-class Series:
-    """Batches of one thing in one class: ns a call, a list for each round."""
-
-    rounds: list[list[float]] = field(default_factory=list)
-
-    def batches(self) -> list[float]:
-        """All rounds together."""
-        return [value for batch in self.rounds for value in batch]
-
-    def medians(self) -> list[float]:
-        """The median of each round."""
-        return [statistics.median(batch) for batch in self.rounds]
+Rounds = list[list[float]]
+"""Batches of one thing in one class: ns a call, a list for each round."""
 
 
 def compare(
     session: Session, ways: Sequence[str], names: Iterable[str], run: Callable[[str], Mapping[str, list[float]]]
-) -> dict[tuple[str, str], Series]:
+) -> dict[tuple[str, str], Rounds]:
     """Batches of each name in each way, in turns.
 
     Each round starts elsewhere, so that no way always runs on the clocks that another has warmed.
     """
-    series = {(name, way): Series() for name in names for way in ways}
+    series: dict[tuple[str, str], Rounds] = {(name, way): [] for name in names for way in ways}
     for number in range(session.options.rounds):
         first = number % len(ways)
         for way in (*ways[first:], *ways[:first]):
             for name, batches in run(way).items():
-                series[name, way].rounds.append(batches)
+                series[name, way].append(batches)
     return series
 
 
@@ -94,16 +82,20 @@ def printed(label: str, command: list[str], environment: dict[str, str], names: 
     return found
 
 
-def row(what: str, series: Series, baseline: Series) -> OverheadRow:
-    differences = [with_it - without for with_it, without in zip(series.medians(), baseline.medians(), strict=True)]
+def row(what: str, series: Rounds, baseline: Rounds) -> OverheadRow:
+    """What one way adds to another: the median over rounds of the difference of their medians."""
+    differences = [
+        statistics.median(ours) - statistics.median(bare) for ours, bare in zip(series, baseline, strict=True)
+    ]
+    batches, without = ([ns for each in rounds for ns in each] for rounds in (series, baseline))
     return OverheadRow(
         what=what,
-        ns_median=round(statistics.median(series.batches()), 2),
-        ns_p99=round(percentile(series.batches(), 0.99), 2),
-        baseline_ns_median=round(statistics.median(baseline.batches()), 2),
-        baseline_ns_p99=round(percentile(baseline.batches(), 0.99), 2),
+        ns_median=round(statistics.median(batches), 2),
+        ns_p99=round(percentile(batches, 0.99), 2),
+        baseline_ns_median=round(statistics.median(without), 2),
+        baseline_ns_p99=round(percentile(without, 0.99), 2),
         added_ns_median=round(statistics.median(differences), 2),
-        rounds=len(series.rounds),
+        rounds=len(series),
     )
 
 

@@ -58,8 +58,8 @@ def build(session: Session) -> ctypes.CDLL:
     return loaded
 
 
-def best_evaluator(library: ctypes.CDLL, model: Path) -> ctypes.c_void_p:
-    """Of a model, by the best instructions that the processor has.
+def evaluators(library: ctypes.CDLL, model: Path) -> list[ctypes.c_void_p]:
+    """Of a model, by all instructions that the processor has, the best ones last.
 
     Raises:
         HarnessError: The model cannot be read, or its features are not those of launches.
@@ -67,7 +67,7 @@ def best_evaluator(library: ctypes.CDLL, model: Path) -> ctypes.c_void_p:
     opened = [one for walk in WALKS if (one := library.open_evaluator(str(model).encode(), walk)) is not None]
     if not opened:
         raise HarnessError(f"{model} cannot be walked")
-    return ctypes.c_void_p(opened[-1])
+    return [ctypes.c_void_p(one) for one in opened]
 
 
 def pointer(array: Any) -> ctypes.c_void_p:
@@ -117,11 +117,7 @@ class Bench:
 
     def _cudasched(self) -> list[Engine]:
         found: list[Engine] = []
-        for walk in WALKS:
-            opened = self.library.open_evaluator(str(self.path).encode(), walk)
-            if opened is None:
-                continue
-            evaluator = ctypes.c_void_p(opened)
+        for evaluator in evaluators(self.library, self.path):
             isa = self.library.evaluator_isa(evaluator).decode()
             found.append(("cudasched", isa, self._compiled_timer(self.library.time_evaluator, evaluator)))
             found[-1][2](self.rows)
@@ -237,7 +233,7 @@ def costs(session: Session) -> Found:
         HarnessError: The model cannot be read, or its features are not those of launches.
     """
     library, model, rounds = build(session), session.options.model, session.options.rounds
-    evaluator = best_evaluator(library, model)
+    evaluator = evaluators(library, model)[-1]
     isa = library.evaluator_isa(evaluator).decode()
     asked = ctypes.c_void_p(library.open_predictor(evaluator))
     found: Found = {}

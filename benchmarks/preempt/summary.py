@@ -109,11 +109,6 @@ def results(cells: CellFile) -> Results:
     return rows_of(cells, arms_of(sorted(names, key=lambda arm: (arm not in SHOWN, arm))))
 
 
-def is_preempt(results: Results) -> bool:
-    """Whether these are the preemption benchmark's rows."""
-    return any(row.scene for row in results.colocations)
-
-
 def groups_of(results: Results, *scenes: str) -> list[Group]:
     """The rows of some scenes by program, server and repeat."""
     found: dict[tuple[object, ...], dict[str, ColocationRow]] = {}
@@ -220,19 +215,10 @@ class Promise:
         ends = [interval for each in known if (interval := self.ends(*each))]
         of_one = (self.take([low for low, _ in ends]), self.take([high for _, high in ends])) if ends else None
         once = len(pairs) == len(groups) and len(ends) == len(known)
-        return [
-            FigureRow.judged(
-                figure=name,
-                value=self.take(values),
-                goal=self.goal,
-                better=self.better,
-                low=min(values),
-                high=max(values),
-                n=len(values),
-                limited_by=LIMITED_BY.get(re.sub("^(slices|cudasched)_(gpus_[0-9]_)?", "", name), ""),
-                interval=of_repeats(list(pairs.values()), self.of) or (of_one if once else None),
-            )
-        ]
+        why = LIMITED_BY.get(re.sub("^(slices|cudasched)_(gpus_[0-9]_)?", "", name), "")
+        interval = of_repeats(list(pairs.values()), self.of) or (of_one if once else None)
+        found = self.take(values), min(values), max(values), len(values)
+        return [FigureRow.judged(name, found, (self.goal, self.better), why, interval)]
 
 
 def ends_of(percentile: Literal["p50", "p99"], in_ms: bool) -> Callable[[Group, str], Interval | None]:
@@ -303,16 +289,8 @@ def figures(results: Results, soak: Sequence[Path] = ()) -> Results:
 
 
 def summed(name: str, values: Sequence[float], goal: float, better: Literal["less", "more"] = "less") -> FigureRow:
-    return FigureRow.judged(
-        figure=name,
-        value=sum(values),
-        goal=goal,
-        better=better,
-        low=min(values),
-        high=max(values),
-        n=len(values),
-        limited_by=LIMITED_BY.get(name, ""),
-    )
+    found = sum(values), min(values), max(values), len(values)
+    return FigureRow.judged(name, found, (goal, better), LIMITED_BY.get(name, ""))
 
 
 def every_table(results: Results) -> str:
@@ -323,7 +301,12 @@ def every_table(results: Results) -> str:
     return "\n".join(f"{name}{table}" for name, table in named)
 
 
-def preempt_table(results: Results, server: str | None = None, scene: str | None = None) -> str:
+def preempt_table(
+    results: Results,
+    server: str | None = None,
+    scene: str | None = None,
+    arms: Mapping[str, str] | None = None,
+) -> str:
     """A line a program beside one server: P50 and P99 in each arm, and best effort of time slices'; medians of repeats.
 
     In a file without scenes, whose rows are of several machines, latencies are over those alone.
@@ -332,6 +315,7 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
         results: The rows.
         server: Beside which; the first by default.
         scene: Of which; by default the main one, or the first of a file without it.
+        arms: Which, and what they are called; by default all.
 
     Raises:
         ValueError: There is no such server in the scene.
@@ -343,10 +327,9 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
     if not own:
         raise ValueError(f"there are no rows of the server {server}, only of {', '.join(servers)}")
     server = next(iter(own[0].values())).latency_load
-    arms = list(dict.fromkeys([*SHOWN, *(arm for group in own for arm in group)]))
-    arms = [arm for arm in arms if any(arm in group and group[arm].latency_ms for group in own)]
-    kept = [arm for arm in arms if arm != "processes" and any(share(group, arm) for group in own)]
-    names = {arm: SHOWN.get(arm, arm.replace("_", " ")) for arm in arms}
+    arms = arms or SHOWN | {arm: arm.replace("_", " ") for group in own for arm in group if arm not in SHOWN}
+    names = {arm: name for arm, name in arms.items() if any(arm in group and group[arm].latency_ms for group in own)}
+    kept = [arm for arm in names if arm != "processes" and any(share(group, arm) for group in own)]
     first = next(iter(own[0].values()))
     show = _latency if first.scene else _over_alone
     lines = [
@@ -354,11 +337,11 @@ def preempt_table(results: Results, server: str | None = None, scene: str | None
         "best effort of that in time slices.",
         "",
         f"| beside | {' | '.join(names.values())} | {' | '.join(f'best effort, {names[arm]}' for arm in kept)} |",
-        f"|---|{'---|' * (len(arms) + len(kept))}",
+        f"|---|{'---|' * (len(names) + len(kept))}",
     ]
     for program in dict.fromkeys(next(iter(group.values())).best_effort_load for group in own):
         repeats = [group for group in own if next(iter(group.values())).best_effort_load == program]
-        cells = [show([group[arm] for group in repeats if arm in group]) for arm in arms]
+        cells = [show([group[arm] for group in repeats if arm in group]) for arm in names]
         shares = [[value for group in repeats if (value := share(group, arm))] for arm in kept]
         cells += [f"{statistics.median(values):.1%}" if values else "" for values in shares]
         lines.append(f"| {program} | {' | '.join(cells)} |")

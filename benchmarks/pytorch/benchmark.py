@@ -24,11 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cudasched.demo.harness import Child, HarnessError, percentile
+from cudasched.demo.harness import Child, HarnessError
 
-from benchmarks.lab.processes import START_TIMEOUT_S, Processes, ask, in_processes, output_of
+from benchmarks.lab.processes import START_TIMEOUT_S, Processes, ask, in_processes, output_of, p99
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Goals, Session, median_of, parts_of
+from benchmarks.lab.session import Done, Found, Goals, Session, median_of, parts_of, worst_of
 from benchmarks.pytorch.give_back import REFUSED
 
 HERE = Path(__file__).parent
@@ -166,16 +166,13 @@ def find_costs(done: Mapping[str, Any]) -> Found:
     if observed := done.get("costs/observe"):
         added, off = observed["samples"], observed["differences"]
         found["observe_ns"] = median_of(added)
-        found["accounting_difference_bytes"] = (max(off), min(off), max(off), len(off))
+        found["accounting_difference_bytes"] = worst_of(off)
     bare, installed = (
         [part["samples"] for part in parts_of(done, f"costs/inference {n}/")] for n in ("bare", "install")
     )
     if bare and installed:
-        slower = [
-            statistics.median(ours) / statistics.median(theirs) - 1
-            for ours, theirs in zip(installed, bare, strict=False)
-        ]
-        found["install_overhead"] = median_of(slower)
+        medians = zip(map(statistics.median, installed), map(statistics.median, bare), strict=False)
+        found["install_overhead"] = median_of([ours / theirs - 1 for ours, theirs in medians])
     return found
 
 
@@ -191,6 +188,12 @@ def find_give_back(done: Mapping[str, Any]) -> Found:
     return {"give_back_over_empty_cache_ms": median_of(over)}
 
 
+def worst_p99(phase: Mapping[str, Any], phases: Mapping[str, Any], latency: Sequence[str]) -> float:
+    """P99 in a phase over P99 alone, of the worst server."""
+    alone = [phases[str(number)]["latency_ms"][name] for number, name in enumerate(latency)]
+    return max(p99(phase["latency_ms"][name]) / p99(each) for name, each in zip(latency, alone, strict=True))
+
+
 def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> Found:
     """P99 over alone, worst of the servers, and trainings together over alone in the time that requests leave."""
     together, alone = parts_of(done, f"{group}/{how}/"), parts_of(done, f"{group}/bare/")
@@ -201,17 +204,12 @@ def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> F
     for ours, bare in zip(together, alone, strict=False):
         phases = {phase["phase"]: phase for phase in bare["phases"]}
         both = ours["phases"][-1]
-        worst, duty = 0.0, 0.0
-        for number, name in enumerate(latency):
-            by_itself = phases[str(number)]["latency_ms"][name]
-            worst = max(worst, percentile(both["latency_ms"][name], 0.99) / percentile(by_itself, 0.99))
-            duty += RATE_HZ * statistics.fmean(by_itself) / 1e3
-            requests += len(both["latency_ms"][name])
-        shares = [
-            both["per_s"][name] / phases[str(len(latency) + number)]["per_s"][name]
-            for number, name in enumerate(training)
-        ]
-        ratios.append(worst)
+        by_itself = [phases[str(number)]["latency_ms"][name] for number, name in enumerate(latency)]
+        duty = RATE_HZ * sum(map(statistics.fmean, by_itself)) / 1e3
+        requests += sum(len(both["latency_ms"][name]) for name in latency)
+        steps_alone = [phases[str(number)]["per_s"][name] for number, name in enumerate(training, len(latency))]
+        shares = [both["per_s"][name] / each for name, each in zip(training, steps_alone, strict=True)]
+        ratios.append(worst_p99(both, phases, latency))
         kept.append(sum(shares) / max(1 - duty, 1e-9))
     first = "two_threads_p99_ratio" if group == "two_threads" else "four_threads_p99_ratio_worst"
     return {
@@ -223,16 +221,8 @@ def find_threads(done: Mapping[str, Any], group: str, how: str = "regions") -> F
 def servers_together(done: Mapping[str, Any], group: str) -> list[float]:
     """Of each repeat the worst server's P99 beside other servers alone, over its own alone: what no policy mends."""
     latency, _ = LOADS[group]
-    found = []
-    for bare in parts_of(done, f"{group}/bare/"):
-        phases = {phase["phase"]: phase["latency_ms"] for phase in bare["phases"]}
-        if "servers" in phases:
-            p99 = [
-                percentile(phases["servers"][name], 0.99) / percentile(phases[str(number)][name], 0.99)
-                for number, name in enumerate(latency)
-            ]
-            found.append(max(p99))
-    return found
+    runs = [{phase["phase"]: phase for phase in bare["phases"]} for bare in parts_of(done, f"{group}/bare/")]
+    return [worst_p99(phases["servers"], phases, latency) for phases in runs if "servers" in phases]
 
 
 def find_reserved(done: Mapping[str, Any]) -> Found:

@@ -10,6 +10,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,20 +24,23 @@ from torch import nn
 IDLE_S = 0.016
 
 
+def medians(samples: int, inner: int, timed: Callable[[], float]) -> list[float]:
+    """So many medians of some times each."""
+    return [statistics.median([timed() for _ in range(inner)]) for _ in range(samples)]
+
+
 def entry_us(scope: AbstractContextManager[Any], samples: int, inner: int, idle_s: float) -> list[float]:
     """Entering and leaving, in a loop or after some idleness each, us: a median over some each."""
-    found = []
-    for _ in range(samples):
-        times = []
-        for _ in range(inner):
-            if idle_s:
-                time.sleep(idle_s)
-            began = time.perf_counter_ns()
-            with scope:
-                pass
-            times.append((time.perf_counter_ns() - began) / 1e3)
-        found.append(statistics.median(times))
-    return found
+
+    def timed() -> float:
+        if idle_s:
+            time.sleep(idle_s)
+        began = time.perf_counter_ns()
+        with scope:
+            pass
+        return (time.perf_counter_ns() - began) / 1e3
+
+    return medians(samples, inner, timed)
 
 
 def inference_ms(samples: int, inner: int, device: str) -> list[float]:
@@ -66,16 +70,14 @@ def inference_ms(samples: int, inner: int, device: str) -> list[float]:
 
 def allocations_ns(samples: int, inner: int, device: str) -> list[float]:
     """Allocating and freeing a tensor that the allocator has cached, ns: a median over some each."""
-    found = []
-    for _ in range(samples):
-        times = []
-        for _ in range(inner):
-            began = time.perf_counter_ns()
-            for _ in range(100):
-                torch.empty(1 << 16, device=device)
-            times.append((time.perf_counter_ns() - began) / 100)
-        found.append(statistics.median(times))
-    return found
+
+    def timed() -> float:
+        began = time.perf_counter_ns()
+        for _ in range(100):
+            torch.empty(1 << 16, device=device)
+        return (time.perf_counter_ns() - began) / 100
+
+    return medians(samples, inner, timed)
 
 
 def observe(samples: int, inner: int, device: str) -> dict[str, list[float]]:

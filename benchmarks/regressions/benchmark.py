@@ -14,8 +14,6 @@ least and the most of a pair of measurements, `n` the processes.
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import re
 import sys
@@ -25,20 +23,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from cudasched.demo.harness import HarnessError
 from cudasched.observe import baseline
-from cudasched.observe.baseline import Baseline, Run
+from cudasched.observe.baseline import Baseline, Compared, Run
 
 from benchmarks.lab.processes import output_of
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found, Session, judged
+from benchmarks.lab.session import Done, Found, Session
 from benchmarks.regressions.program import VICTIMS
-from benchmarks.results.schema import Meta, merge
-from benchmarks.store import Store
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 PLAIN, CHANGED = "plain", "changed"
 ARMS = (PLAIN, CHANGED)
 MEASUREMENTS = 3
@@ -64,12 +59,10 @@ def record(session: Session, victim: str, number: int, timeout_s: float) -> Base
     """
     with tempfile.TemporaryDirectory() as place:
         recording = Path(place) / "process.parquet"
-        command = [sys.executable, str(HERE / "program.py"), str(recording)]
+        command = [sys.executable, "-m", "benchmarks.regressions.program", str(recording)]
         command += [victim] if victim else []
         command += ["--simulate", "--session", str(number)] if session.rehearsal else []
-        environment = session.backend.environment(hooked=True)
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        output_of(f"process {victim or PLAIN}", command, environment, timeout_s)
+        output_of(f"process {victim or PLAIN}", command, session.backend.environment(hooked=True), timeout_s)
         return baseline.from_recordings([recording], session=f"measurement {number}")
 
 
@@ -137,18 +130,16 @@ class Outcome:
     """Checks of one ordered pair of measurements.
 
     Attributes:
+        victim: The kernel with more work, if any.
         checks: How many.
         found: In how many something was found that was looked for.
-        changes: What was measured of the kernel with more work, as shares.
-        shares: Its share of the device time.
-        each_us: And its time.
+        of_victim: What each said of the kernel with more work.
     """
 
+    victim: str
     checks: int
     found: int
-    changes: tuple[float, ...] = ()
-    shares: tuple[float, ...] = ()
-    each_us: tuple[float, ...] = ()
+    of_victim: Sequence[Compared]
 
 
 #: What PyTorch calls the kernels of each, in one version or another: softmax_warp_forward or cunn_SoftMaxForward,
@@ -172,7 +163,7 @@ def compare(
 ) -> Outcome:
     """Checks groups of one measurement against groups of another; without a victim, whether anything is found."""
     checks = found = 0
-    changes, shares, each_us = [], [], []
+    of_victim = []
     for first, second in draws(before, after, size, most, random.Random(seed)):
         checks += 1
         judged = baseline.check(first, second)
@@ -184,10 +175,8 @@ def compare(
             raise HarnessError(f"no kernel is {victim}: {[one.name for one in judged.compared]}")
         most_of_it = max(mine, key=lambda one: one.share or 0.0)
         found += most_of_it.verdict == "slower"
-        changes.append(most_of_it.change)
-        shares.append(most_of_it.share or 0.0)
-        each_us.append(most_of_it.before_ns / 1e3)
-    return Outcome(checks, found, tuple(changes), tuple(shares), tuple(each_us))
+        of_victim.append(most_of_it)
+    return Outcome(victim, checks, found, of_victim)
 
 
 def pairs(measured: Sequence[Measurement], size: int, most: int) -> tuple[list[Outcome], list[Outcome]]:
@@ -222,32 +211,25 @@ def find(done: Done, size: int = SIZE, most: int = MOST_COMPARISONS) -> Found:
             f"{size} runs a side: {name} {value:.4f}, {min(shares):.4f} to {max(shares):.4f} over {len(outcomes)} "
             f"ordered pairs of measurements, {checks} checks, {len(done)} processes"
         )
-    told(measured, findings)
+    told(findings)
     return found
 
 
-def told(measured: Sequence[Measurement], findings: Sequence[Outcome]) -> None:
+def told(findings: Sequence[Outcome]) -> None:
     """Prints how much longer the kernels with more work took."""
-    for place, one in enumerate(measured):
-        of_victim = [found for found in findings[place :: len(measured)] if found.changes]
-        changes, shares, times = (
-            [value for found in of_victim for value in getattr(found, name)]
-            for name in ("changes", "shares", "each_us")
+    for victim in dict.fromkeys(one.victim for one in findings):
+        each = [kernel for one in findings if one.victim == victim for kernel in one.of_victim]
+        changes = [kernel.change for kernel in each]
+        us, share = fmean(kernel.before_ns / 1e3 for kernel in each), fmean(kernel.share or 0.0 for kernel in each)
+        print(
+            f"  {victim}: {100 * min(changes):+.2f}% to {100 * max(changes):+.2f}% of "
+            f"{us:.1f} us, {100 * share:.1f}% of the device time"
         )
-        if changes:
-            print(
-                f"  {one.victim}: {100 * min(changes):+.2f}% to {100 * max(changes):+.2f}% of "
-                f"{sum(times) / len(times):.1f} us, {100 * sum(shares) / len(shares):.1f}% of the device time"
-            )
 
 
-def together(paths: Sequence[Path], out: Path) -> None:
-    """Puts the measurements of several machines or days into one file, and their figures beside it."""
-    store = Store(out.with_suffix(".cells"), Meta.model_validate(json.loads(paths[-1].read_text())["meta"]))
-    for machine, path in enumerate(paths):
-        for key, made in Store(path, store.meta).done.items():
-            store.keep(f"{machine}:{key}", made)
-    merge(out, store.meta, judged(BENCHMARK.goals, find(store.done), BENCHMARK.limits))
+def together(runs: Sequence[Done]) -> Done:
+    """The measurements of several machines or days."""
+    return {f"{machine}:{key}": made for machine, run in enumerate(runs) for key, made in run.items()}
 
 
 BENCHMARK = Benchmark(

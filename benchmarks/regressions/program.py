@@ -1,6 +1,6 @@
 """One process of the regressions benchmark: kernels of many kinds, one of them with 5% more work if so told.
 
-    python benchmarks/regressions/program.py RECORDING [VICTIM]
+    python -m benchmarks.regressions.program RECORDING [VICTIM]
 
 With PyTorch on a GPU; with --simulate on the simulated driver, whose kernels last what a random process makes of them:
 all of a process's are longer or shorter together, and each by itself.

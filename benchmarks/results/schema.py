@@ -26,6 +26,10 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Interval = tuple[float, float]
+Better = Literal["less", "more"]
+Goal = tuple[float, Better]
+Figure = tuple[float, float, float, int]
+"""The value, the least and the most of its parts, and the number of requests or samples."""
 Mode = Literal["one_process", "two_processes", "mps"]
 LatencyLoad = Literal[
     "bert_graph",
@@ -352,7 +356,7 @@ class FigureRow(Strict):
     figure: str
     value: float
     goal: float
-    better: Literal["less", "more"]
+    better: Better
     low: float
     high: float
     n: Annotated[int, Field(gt=0)]
@@ -361,23 +365,13 @@ class FigureRow(Strict):
 
     @classmethod
     def judged(
-        cls,
-        *,
-        figure: str,
-        value: float,
-        goal: float,
-        better: Literal["less", "more"],
-        low: float,
-        high: float,
-        n: int,
-        limited_by: str = "",
-        interval: Interval | None = None,
+        cls, name: str, found: Figure, goal: Goal, limited_by: str = "", interval: Interval | None = None
     ) -> FigureRow:
         """A figure with the reason, or that there is none yet, where it misses its goal, and without it elsewhere."""
-        given = {"figure": figure, "value": value, "goal": goal, "better": better, "low": low, "high": high, "n": n}
-        met = _meets(value, goal, better, interval)
+        given = dict(zip(("value", "low", "high", "n", "goal", "better"), (*found, *goal), strict=True))
+        met = _meets(found[0], *goal, interval)
         reason = "" if met else limited_by or NOT_EXPLAINED
-        return cls.model_validate(given | {"limited_by": reason, "interval": interval})
+        return cls.model_validate({"figure": name, **given, "limited_by": reason, "interval": interval})
 
     @model_validator(mode="after")
     def _says_what_limits_it(self) -> FigureRow:
@@ -397,7 +391,7 @@ class FigureRow(Strict):
         return self.better == "more" and self.goal == 0
 
 
-def _meets(value: float, goal: float, better: Literal["less", "more"], interval: Interval | None) -> bool:
+def _meets(value: float, goal: float, better: Better, interval: Interval | None) -> bool:
     """Whether a figure, with all of its interval, meets a goal."""
     every = (value, *(interval or ()))
     return max(every) <= goal if better == "less" else min(every) >= goal

@@ -110,10 +110,6 @@ class SeveralRunner(Runner):
             raise HarnessError(f"this needs {min(SIZES)} GPUs; there are {most} (CUDA_VISIBLE_DEVICES, --gpus)")
         super().__init__(session, fleet)
 
-    def rate_hz(self, server: str) -> float:
-        """Requests a second of a server."""
-        return float(self.options.rate)
-
     def seconds(self, rates_hz: Sequence[float]) -> float:
         """As long as the requests of a cell take; without requests, half of that."""
         share = 1.0 if rates_hz else 0.5

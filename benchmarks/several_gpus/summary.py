@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.colocation.cells import CellFile
 from benchmarks.lab.processes import HANG_S
 from benchmarks.preempt import summary
@@ -66,15 +64,12 @@ def figures(made: Results, cells: CellFile) -> Results:
     rows = [row for name, promise in PROMISES.items() for row in promise.judged(name, made)]
     pieces = [each.result for each in cells.outcomes.values() if each.cell.arm == KILLS and each.result]
     if pieces:
-        failed = [float(_failed(piece)) for piece in pieces]
+        # Training that ended, hung, or came to other losses than elsewhere.
+        wrong = (one["problem"] or one["changed"] or not one["readings"] or one["gap_s"] > HANG_S for one in pieces)
+        failed = [float(bool(each)) for each in wrong]
         rows += [
             summed("kills", [float(piece["kills"]) for piece in pieces], 20.0, "more"),
             summed("kills_minutes", [piece["seconds"] / 60 for piece in pieces], 10.0, "more"),
             summed("kills_failures", failed, 0.0, "less"),
         ]
     return Results(meta=made.meta, rows=rows)
-
-
-def _failed(piece: dict[str, Any]) -> bool:
-    """Whether training ended, hung, or came to other losses than elsewhere."""
-    return bool(piece["problem"] or piece["changed"] or not piece["readings"] or piece["gap_s"] > HANG_S)

@@ -10,24 +10,20 @@ same turn; what the tuner that does not see it does is printed beside them.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sqlite3
-import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from cudasched.demo.harness import CUDASCHED, HarnessError
 from cudasched.kernels import _catalog
 
-from benchmarks.lab.fleet import Fleet, Place
-from benchmarks.lab.processes import brief, latencies, p99
+from benchmarks.lab.processes import Processes, built, latencies, p99, running
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Found, Session, median_of
+from benchmarks.lab.session import Found, Session, brief, median_of
 
-SERVER = Place("server", "bert_graph", "two_processes")
 #: Kernels that are tuned beside it: one whose launches are short, one of which some configurations take milliseconds.
 SPACES = ("layernorm", "gemm")
 #: The tuner that sees the server, and the one that does not.
@@ -38,7 +34,7 @@ START_TIMEOUT_S = 120.0
 RECORDED = Path(__file__).parent / "recorded"
 
 
-class Tuner:
+class Tuner(ExitStack):
     """A tuner that searches until the end of the block.
 
     Raises:
@@ -46,6 +42,7 @@ class Tuner:
     """
 
     def __init__(self, space: str, environment: Mapping[str, str], scratch: Path, replay: Path | None) -> None:
+        super().__init__()
         self._database, self._log = scratch / f"{space}.sqlite", scratch / f"{space}.log"
         self._may_end = replay is not None
         self._began = time.monotonic()
@@ -53,18 +50,8 @@ class Tuner:
             path.unlink()
         what = ["--replay", str(replay)] if replay else ["--space", str(_catalog.sources() / f"{space}.toml")]
         options = ["--database", str(self._database), "--evaluations", "100000", "--cold"]
-        with self._log.open("w") as log:
-            self._child = subprocess.Popen(
-                [*CUDASCHED, "tune", *what, *options], env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def __enter__(self) -> Tuner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        log = self.enter_context(self._log.open("w"))
+        self._child = self.enter_context(running([*CUDASCHED, "tune", *what, *options], environment, log, log))
 
     def must_have_begun_within(self, seconds: float) -> None:
         """Ends the benchmark where it has been starting for longer."""
@@ -77,7 +64,7 @@ class Tuner:
             raise HarnessError(f"a tuner ended before its time: {self._log.read_text()[-2000:]}")
         if not self._database.exists():
             return 0
-        with contextlib.closing(sqlite3.connect(self._database)) as database:
+        with closing(sqlite3.connect(self._database)) as database:
             try:
                 return int(database.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
             except sqlite3.OperationalError:  # it is being made
@@ -89,22 +76,23 @@ def measure(session: Session) -> Found:
     ratios: dict[str, list[float]] = {}
     replay = next(iter(sorted(RECORDED.glob("layernorm*.npz")))) if session.rehearsal else None
     options = session.options
-    with Fleet(session.backend) as fleet:
-        fleet.build(SERVER)()
+    with Processes(session) as lab:
+        server = lab.server(client_class="latency")
+        built(server)
 
         def requests(seconds: float, seed: int) -> list[float]:
-            return latencies([fleet[SERVER]], seconds, seed)[0]
+            return latencies([server], seconds, seed)[0]
 
-        seen = {**os.environ, "CUDASCHED_RUN_DIR": str(fleet.scratch / SERVER.mode)}
-        (fleet.scratch / "apart").mkdir(mode=0o700)
-        unseen = {**seen, "CUDASCHED_RUN_DIR": str(fleet.scratch / "apart")}
+        seen = {**os.environ, "CUDASCHED_RUN_DIR": str(session.scratch / "shared")}
+        (session.scratch / "apart").mkdir(mode=0o700)
+        unseen = {**seen, "CUDASCHED_RUN_DIR": str(session.scratch / "apart")}
         for turn in range(options.turns):
             for space in SPACES:
                 alone = requests(options.seconds, turn)
                 told = [f"alone {brief(alone)}"]
                 # In one order and in the opposite one.
                 for arm, environment in ((SEES, seen), (APART, unseen))[:: 1 if turn % 2 == 0 else -1]:
-                    with Tuner(space, environment, fleet.scratch, replay) as tuner:
+                    with Tuner(space, environment, session.scratch, replay) as tuner:
                         starting = []
                         while not (starting and tuner.measured()):
                             tuner.must_have_begun_within(START_TIMEOUT_S)

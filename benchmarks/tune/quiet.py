@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from cudasched.demo.harness import Child, HarnessError
 
-from benchmarks.lab.processes import Processes, ask, brief, built, in_processes, latencies, p99, trained
+from benchmarks.lab.processes import Processes, ask, built, in_processes, latencies, pooled, trained
 from benchmarks.lab.run import Benchmark
-from benchmarks.lab.session import Done, Found
+from benchmarks.lab.session import Done, Figure, Found, brief, once
 
 PROGRAM = Path(__file__).with_name("quiet_program.py")
 TRAINING = "transformers_llama"
@@ -60,8 +60,6 @@ def measure(lab: Processes) -> None:
     def loaded(arm: str, tuning: bool) -> dict[str, Any]:
         """Requests and steps of windows in which the tuner was at work, or of as many seconds without it."""
         server, training = beside[arm]
-        found: dict[str, Any] = {}
-        thread = threading.Thread(target=lambda: found.update(tune(arm)))
         windows: list[list[float]] = []
         rates: list[float] = []
 
@@ -69,12 +67,12 @@ def measure(lab: Processes) -> None:
             windows.extend(latencies([server], options.seconds, len(rates), rate_hz=RATE_HZ))
 
         ask(training, "start")
-        if tuning:
-            thread.start()
-        while thread.is_alive() or not (tuning or len(rates) * options.seconds >= options.without):
-            rates.append(trained(training, options.seconds, requests)[0])
-        if tuning:
-            thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            tuner = thread.submit(tune, arm) if tuning else None
+            while not tuner.done() if tuner else len(rates) * options.seconds < options.without:
+                rates.append(trained(training, options.seconds, requests)[0])
+        found = tuner.result() if tuner else {}
+        if tuner:
             del rates[-1:], windows[-1:]  # the tuner ended in it
         ask(training, "pause")
         if not rates:
@@ -95,11 +93,11 @@ def measure(lab: Processes) -> None:
     lab.session.store.keep("quiet", kept)
 
 
-def right(times: Times, judge: Times) -> tuple[float, float, float, int]:
+def right(times: Times, judge: Times) -> Figure:
     """The share of kernels whose fastest configuration by `times` is right by `judge`."""
     picked = {name: each.index(min(each)) for name, each in times.items()}
     share = statistics.fmean(judge[name][place] <= RIGHT * min(judge[name]) for name, place in picked.items())
-    return share, share, share, len(picked)
+    return once(share, len(picked))
 
 
 def find(done: Done) -> Found:
@@ -113,12 +111,9 @@ def find(done: Done) -> Found:
     for arm in ("bare", "quiet"):
         beside, without = kept[arm], kept[f"{arm}/without"]
         found[f"{arm}_winners"] = right(beside["times_ms"], idle)
-        ratio = p99(beside["latency_ms"]) / p99(without["latency_ms"])
-        found[f"{arm}_server_p99"] = (ratio, ratio, ratio, len(beside["latency_ms"]))
-        steps = beside["steps_per_s"] / without["steps_per_s"]
-        found[f"{arm}_training"] = (steps, steps, steps, 1)
-        taken = beside["tune_s"] / kept["idle_s"]
-        found[f"{arm}_seconds"] = (taken, taken, taken, 1)
+        found[f"{arm}_server_p99"] = pooled([beside["latency_ms"]], [without["latency_ms"]])
+        found[f"{arm}_training"] = once(beside["steps_per_s"] / without["steps_per_s"])
+        found[f"{arm}_seconds"] = once(beside["tune_s"] / kept["idle_s"])
     return found
 
 

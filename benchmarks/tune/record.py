@@ -62,12 +62,10 @@ class Part:
 
 def parts(only: Sequence[str], shapes: int) -> list[Part]:
     """What is recorded, in order."""
-    chosen = []
-    for place in range(shapes):
-        for kernel, known in SHAPES.items():
-            if (not only or kernel in only) and place < len(known):
-                chosen.append(Part(kernel, known[place]))
-    return chosen
+    chosen = {kernel: known for kernel, known in SHAPES.items() if not only or kernel in only}
+    return [
+        Part(kernel, known[place]) for place in range(shapes) for kernel, known in chosen.items() if place < len(known)
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cudasched.demo.harness import Backend, HarnessError, installed_simulated_driver
 from hypothesis import settings
 
 if TYPE_CHECKING:
@@ -27,12 +29,18 @@ def commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def simulated_driver() -> Path:
-    from cudasched.demo.harness import HarnessError, installed_simulated_driver
-
     try:
         return installed_simulated_driver()
     except HarnessError as error:
         pytest.skip(f"the package is not built: {error}")
+
+
+@pytest.fixture
+def backend(simulated_driver: Path) -> Iterator[Backend]:
+    """A simulated device of this test's own."""
+    made = Backend.simulated(simulated_driver)
+    yield made
+    made.close()
 
 
 @pytest.fixture

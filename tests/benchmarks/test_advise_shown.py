@@ -138,8 +138,3 @@ def test_what_is_called_shown_was_measured() -> None:
     path = RESULTS / "advise.json"
     measured = {row.figure for row in load(path).figures if row.met} if path.exists() else set()
     assert measured >= rules.SHOWN
-
-
-def test_rules_are_read_from_a_report() -> None:
-    report = {"kernels": [{"findings": [{"rule": "tail"}]}, {"findings": []}], "program": [{"rule": "launch_bound"}]}
-    assert shown.rules_of(json.loads(json.dumps(report))) == {"tail", "launch_bound"}

@@ -8,17 +8,10 @@ from hypothesis import strategies as st
 from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
 
 
-def test_one_kernel_length_leaves_a_uniform_remainder():
-    assert bound_p99_ms([0.5], [(1000.0, 7)], busy=1.0) == pytest.approx(0.5 + 0.99, abs=0.005)
-
-
-def test_an_idle_gpu_adds_nothing():
-    assert bound_p99_ms([0.5], [(1000.0, 1)], busy=0.0) == 0.5
-
-
-def test_a_half_busy_gpu():
+@pytest.mark.parametrize(("busy", "adds"), [(0.0, 0.0), (0.5, 0.98), (1.0, 0.99)])
+def test_one_kernel_length_leaves_a_uniform_remainder_where_the_gpu_is_busy(busy, adds):
     # P(total <= alone + x) = 1 - busy + busy x / d = 0.99, for kernels of d = 1 ms.
-    assert bound_p99_ms([0.5], [(1000.0, 1)], busy=0.5) == pytest.approx(0.5 + 0.98, abs=0.01)
+    assert bound_p99_ms([0.5], [(1000.0, 7)], busy) == pytest.approx(0.5 + adds, abs=0.01)
 
 
 def test_long_kernels_are_met_in_proportion_to_their_time():

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.colocation.cells import Cell, CellFile, Outcome, cells_path
+from benchmarks.colocation.cells import Cell, CellFile, Outcome
 from benchmarks.colocation.rows import results
 from benchmarks.results.schema import Meta
-from benchmarks.tables import colocation_table
 
 META = Meta(
     gpu="some GPU",
@@ -80,13 +79,6 @@ def test_a_run_goes_on_where_the_last_one_stopped(tmp_path):
     assert again.missing(planned) == planned[2:]
 
 
-def test_an_error_does_not_replace_a_result(tmp_path):
-    cells = CellFile(tmp_path / "run.cells", META)
-    cells.add(outcome(cell("processes"), latency(2.0)))
-    cells.add(outcome(cell("processes"), None, "worker died"))
-    assert cells.missing([cell("processes")]) == []
-
-
 def test_merging_takes_the_later_result_and_keeps_the_rest(tmp_path):
     older, newer = CellFile(tmp_path / "a.cells", META), CellFile(tmp_path / "b.cells", META.model_copy())
     older.add(outcome(cell("processes"), latency(2.0)))
@@ -112,10 +104,6 @@ def test_a_file_of_something_else_is_named(tmp_path):
     path.write_text('{"cells": [{"arm": 1}]}')
     with pytest.raises(ValueError, match=r"run\.cells: not a file of cells"):
         CellFile(path)
-
-
-def test_cells_lie_beside_the_results():
-    assert cells_path(Path("results/colocation.json")) == Path("results/colocation.cells")
 
 
 def test_rows_are_of_a_repeat_against_alone(tmp_path):
@@ -180,14 +168,11 @@ def test_several_clients_have_a_row_each_and_share_the_gpu(tmp_path):
         # Nine tenths and eight tenths of what they do alone, beside requests that take 2.5% of the time.
         assert row.best_effort_per_s == pytest.approx(1.7) and row.best_effort_alone_per_s == pytest.approx(2.0)
         assert row.best_effort_ratio == pytest.approx(1.7 / 2.0 / (1 - 0.015 - 0.01))
-    assert "`mlp` beside `bert_graph`, poisson 100/s" in colocation_table(made)
-    assert "170% of the GPU" in colocation_table(made)
 
 
 def test_best_effort_is_also_judged_by_the_gpu_time_that_requests_leave(tmp_path):
     cells = filled(tmp_path / "run.cells")
     assert all(row.gpu_duty is None and row.best_effort_gpu_ratio is None for row in results(cells).rows)
-    assert "GPU time" not in colocation_table(results(cells))
     cells.add(outcome(Cell.busy("bert_graph"), {"busy_us": 250.0}))
     only_busy = {row.arm: row for row in results(cells).rows}
     assert only_busy["processes"].gpu_duty == pytest.approx(60 * 250e-6)
@@ -200,8 +185,6 @@ def test_best_effort_is_also_judged_by_the_gpu_time_that_requests_leave(tmp_path
     assert rows["best_effort_alone_hooked"].best_effort_gpu_ratio == pytest.approx(1)
     assert rows["best_effort_alone"].best_effort_gpu_ratio == pytest.approx(700 / 800)
     assert rows["latency_alone"].best_effort_gpu_ratio is None
-    table = colocation_table(made)
-    assert "and of the GPU time left." in table and "650.0/s, 96%, 82% of GPU time |" in table
 
 
 def test_best_effort_under_mps_is_also_compared_with_mps_alone_and_builds_have_a_p99(tmp_path):
@@ -223,10 +206,3 @@ def test_an_arm_without_its_baseline_has_figures_but_no_ratios(tmp_path):
     (row,) = results(cells).rows
     assert row.latency_ms.p99 == 2.0 and row.best_effort_per_s == 650.0
     assert (row.p99_ratio, row.best_effort_ratio, row.bound_p99_ms, row.attainment) == (None, None, None, None)
-
-
-def test_the_table_has_a_line_an_arm_and_the_bound(tmp_path):
-    table = colocation_table(results(filled(tmp_path / "run.cells")))
-    assert "| processes | 2.00/2.00/2.00 (4.00x, 4.00x) · 650.0/s, 96% |" in table
-    assert "1.30/1.30/1.30 (2.60x, 2.60x) · 600.0/s, 88% (92%) |" in table, "in brackets, of time slices"
-    assert "| bound, two processes: P99 | 2.0" in table

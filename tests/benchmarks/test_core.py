@@ -12,7 +12,7 @@ from benchmarks.colocation.bound import CONTEXT_SWITCH_MS, bound_p99_ms
 from benchmarks.core.benchmark import GOALS, find
 from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.lab.session import judged
-from benchmarks.results.schema import NOT_EXPLAINED, FigureRow, load
+from benchmarks.results.schema import FigureRow, load
 
 TRIES = 5
 LAUNCHER = {"launches_per_s": 1e4, "seconds": 8.0}
@@ -36,8 +36,8 @@ def measured() -> dict[str, Any]:
     }
 
 
-def by_name(done: dict[str, Any], limited_by: dict[str, str] | None = None) -> dict[str, FigureRow]:
-    return {row.figure: row for row in judged(GOALS, find(done), limited_by or {})}
+def by_name(done: dict[str, Any]) -> dict[str, FigureRow]:
+    return {row.figure: row for row in judged(GOALS, find(done), {})}
 
 
 def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
@@ -58,14 +58,6 @@ def test_every_figure_has_its_goal_and_follows_from_what_was_measured() -> None:
     tail = rows["launcher_p99_of_spinning"]
     assert (tail.value, tail.low, tail.high, tail.n) == pytest.approx((3 / 4, 3 / 4, 3 / 2, 200))
     assert rows["launcher_p50_of_spinning"].high == pytest.approx(1.02)
-
-
-def test_a_missed_goal_says_what_limits_it_and_a_met_one_says_nothing() -> None:
-    rows = by_name(measured(), {"backlog_untracked": "a trainer", "launcher_cpu_gated": "nothing"})
-    assert rows["backlog_untracked"].limited_by == "a trainer"
-    assert rows["launcher_cpu_busy"].limited_by == NOT_EXPLAINED
-    assert rows["launcher_cpu_gated"].met and rows["launcher_cpu_gated"].limited_by == ""
-    assert [row.met for row in rows.values()] == [not row.limited_by for row in rows.values()]
 
 
 def test_what_was_not_measured_has_no_row() -> None:

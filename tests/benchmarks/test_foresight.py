@@ -24,6 +24,7 @@ def test_a_ranking_counts_pairs_in_one_order() -> None:
     assert tau(list(zip([1, 2, 3, 4], forecast, strict=True))) == 1
     assert tau(list(zip([4, 3, 2, 1], forecast, strict=True))) == -1
     assert tau(list(zip([2, 1, 3, 4], forecast, strict=True))) == pytest.approx(2 / 3)
+    assert tau([(1, 1), (1, 2)]) == tau([(1, 1), (2, 1)]) == 0, "equal ones are in neither order"
 
 
 def test_figures_are_of_the_cells_that_were_measured() -> None:

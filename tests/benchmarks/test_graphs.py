@@ -1,4 +1,4 @@
-"""benchmarks/graphs: its programs, requests that meet the building of slices, and what slices cost."""
+"""benchmarks/graphs: its programs, requests that meet the building of slices, costs of slices, and predictors."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cudasched import predictor
+from cudasched.demo.harness import Backend
+from test_cells import META, keep
 
+from benchmarks import tables
 from benchmarks.breadth.program import Builds
+from benchmarks.colocation.cells import Cell, CellFile
 from benchmarks.graphs import figures
+from benchmarks.graphs.ablation import CONSTANT_NS, PREDICTED, PREDICTORS, AblationFleet, constant_model, rows_of
 from benchmarks.graphs.building import met_ms
 from benchmarks.graphs.loads import LOADS
 from benchmarks.graphs.simulated_loads import SHAPES
+from benchmarks.lab.fleet import Place
 from benchmarks.lab.run import TIME_RAN_OUT, run
 from benchmarks.lab.session import judged
 from benchmarks.results.schema import ColocationRow, load
-
-PROMISED = {
-    "build_ms_2000_nodes",
-    "clone_of_instantiate",
-    "driver_clone_of_instantiate",
-    "launch_ns_added",
-    "memory_ratio",
-    "idle_speed",
-}
 
 
 def test_programs_are_those_of_the_results_form_and_stand_for_themselves_in_a_rehearsal() -> None:
@@ -60,9 +58,6 @@ def test_builds_are_noted_while_a_program_begins_anew() -> None:
     assert builds.spans == []
 
 
-# ---- figures
-
-
 def turn(slow: float, **always: float) -> dict:
     """A round of turns on a machine that is so many times slower at that moment."""
     bare = {"instantiate_ns": 1000.0 * slow, "clone_ns": 90.0 * slow, "per_s": 50.0 / slow}
@@ -85,7 +80,7 @@ DONE = {
 
 def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() -> None:
     made = {row.figure: row for row in judged(figures.GOALS, figures.find(DONE), {"launch_ns_added": "a lock"})}
-    assert set(made) == PROMISED == set(figures.GOALS)
+    assert list(made) == list(figures.GOALS)
     assert made["build_ms_2000_nodes"].value == pytest.approx(85) and made["build_ms_2000_nodes"].n == 5
     clone = made["clone_of_instantiate"]
     assert clone.met and (clone.low, clone.value, clone.high) == pytest.approx((0.08, 0.08, 0.08))
@@ -101,13 +96,8 @@ def test_figures_are_of_pairs_of_turns_whatever_the_machine_does_between_them() 
 
 def test_figures_without_slices_are_not_told() -> None:
     without = {"start/0": STARTED | {"always": {"bytes": 220.0}}, "turn/0": turn(1.0, build_ns=0.0)}
-    assert set(figures.find(without)) == PROMISED - {"build_ms_2000_nodes", "memory_ratio"}
+    assert set(figures.find(without)) == set(figures.GOALS) - {"build_ms_2000_nodes", "memory_ratio"}
     assert figures.find({}) == {}
-
-
-def test_modes_that_are_compared_follow_one_another() -> None:
-    for one, other in (("bare", "auto"), ("off", "always")):
-        assert abs(figures.MODES.index(one) - figures.MODES.index(other)) == 1
 
 
 def test_figures_are_rehearsed_and_resumed(tmp_path: Path) -> None:
@@ -116,8 +106,64 @@ def test_figures_are_rehearsed_and_resumed(tmp_path: Path) -> None:
     assert run("graph_slicing", [*command, "--repeats", "1", "--minutes", "0"]) == TIME_RAN_OUT
     assert run("graph_slicing", [*command, "--repeats", "1"]) == 0
     rows = load(out).figures
-    assert {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= PROMISED
+    assert (
+        {"clone_of_instantiate", "launch_ns_added", "idle_speed"} <= {row.figure for row in rows} <= set(figures.GOALS)
+    )
     kept = json.loads(out.with_suffix(".cells").read_text())["done"]
     assert run("graph_slicing", [*command, "--repeats", "2"]) == 0
     done = json.loads(out.with_suffix(".cells").read_text())["done"]
     assert set(done) == {"start/0", "turn/0", "start/1", "turn/1"} and done["turn/0"] == kept["turn/0"]
+
+
+def test_the_constant_model_says_the_same_of_every_launch(tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    (tmp_path / "constant.json").write_text(constant_model())
+    model = predictor.load(tmp_path / "constant.json")
+    rows = np.random.default_rng(0).normal(size=(8, len(model.feature_names))).astype(np.float32)
+    assert model.predict(rows) == pytest.approx([CONSTANT_NS] * 8, rel=1e-5)
+
+
+def test_predictors_differ_in_a_setting_and_an_oracle_keeps_its_state_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDASCHED_MODEL", raising=False)
+    with AblationFleet(Backend()) as fleet:
+        given = {name: fleet._environment(Place("program", "decode", f"one_process_{name}")) for name in PREDICTORS}
+        other = fleet._environment(Place("program", "piecewise", "one_process_oracle"))
+    assert "CUDASCHED_MODEL" not in given["trees"] and given["history"]["CUDASCHED_MODEL"] == "off"
+    assert given["constant"]["CUDASCHED_MODEL"].endswith("constant.json")
+    kept = [each["CUDASCHED_CACHE_DIR"] for each in given.values()]
+    assert kept[:3] == ["off"] * 3 and kept[3] not in ("off", other["CUDASCHED_CACHE_DIR"])
+
+
+def test_the_table_has_a_column_a_predictor_and_the_spread_of_repeats(tmp_path: Path) -> None:
+    cells = CellFile(tmp_path / "ablation.cells", META)
+    for repeat, ms in ((0, 1.2), (1, 1.4)):
+        for arm, took, per_s in (
+            ("latency_alone", 1.0, None),
+            ("processes", 3.0, 10.0),
+            ("cudasched_mps_trees", ms, 9.9),
+            ("cudasched_mps_history", 1.5, 9.5),
+        ):
+            lead = "auto" if arm in PREDICTED else 0.0
+            cell = Cell(arm, "bert_graph", "torch_varying", "poisson", "60", 17.0, lead, repeat, scene="first")
+            keep(cells, cell, took, per_s, requests=1000)
+    made = rows_of(cells)
+    assert {row.predictor for row in made.colocations if row.arm in PREDICTED} == {"trees", "history"}
+    table = tables.table_of(made)
+    assert (
+        "| first | torch_varying | mps | 1.30 (1.20 to 1.40) / 1.30 (1.20 to 1.40) / 99.0% (99.0% to 99.0%) | " in table
+    )
+    assert "| 1.50 (1.50 to 1.50) / " in table and "| trees | history |" in table
+
+
+def test_a_rehearsal_measures_each_predictor_and_the_oracles_program_leaves_its_state(
+    tmp_path: Path, simulated_driver: Path
+) -> None:
+    out = tmp_path / "ablation.json"
+    arms = "latency_alone,processes,cudasched_one_process_constant,cudasched_one_process_oracle"
+    given = ["--rehearse", "--out", str(out), "--only", "decode", "--scene", "first", "--arms", arms]
+    assert 0 in (run("ablation", given) for _ in range(3))
+    rows = {row.arm: row for row in load(out).colocations}
+    assert [rows[arm].predictor for arm in arms.split(",")[1:]] == [None, "constant", "oracle"]
+    assert all(row.p50 and row.requests and row.scene == "first" for row in rows.values())

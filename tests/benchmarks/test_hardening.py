@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from benchmarks.hardening import damage, tables
+from benchmarks.hardening import tables
 from benchmarks.lab.run import run
 from benchmarks.results.schema import load
+from tests.soak import damage
 
 
 @pytest.mark.parametrize(("kind", "count"), [("toml", 200), ("parquet", 150), ("models", 40)])

@@ -111,23 +111,22 @@ def test_what_the_gpu_reached_before_it_was_launched_is_timed_again_behind_more_
     room = SimpleNamespace(zero_=fill)
     cuda = SimpleNamespace(Event=lambda **_: Event(), get_device_properties=lambda _: SimpleNamespace(L2_cache_size=1))
     timer = GpuTimer(SimpleNamespace(cuda=cuda, uint8=None, empty=lambda *_, **__: room))
-    assert timer.time_us(call) == pytest.approx(50)
+    assert timer(call) == pytest.approx(50)
     assert timer._fills == 8
     host_us += 1e6  # what is never hidden, as on a busy machine, ends all the same
     timer.MOST_FILLS = 8  # type: ignore[misc]
-    assert timer.time_us(lambda: (call(), call())) > 50
+    assert timer(lambda: (call(), call())) > 50
 
 
 def test_arms_are_timed_in_turns_each_first_as_often() -> None:
     called: list[str] = []
 
-    class Clock:
-        def time_us(self, call: Callable[[], Any]) -> float:
-            call()
-            return float(len(called))
+    def clock(call: Callable[[], Any]) -> float:
+        call()
+        return float(len(called))
 
     arms = {name: lambda name=name: called.append(name) for name in "abc"}  # type: ignore[misc]
-    found = in_turns(Clock(), arms, rounds=3, samples=2, warm_up=1)
+    found = in_turns(clock, arms, rounds=3, samples=2, warm_up=1)
     assert called == list("abc") + list("aabbcc") + list("bbccaa") + list("ccaabb")
     assert found == {"a": [4.5, 14.5, 18.5], "b": [6.5, 10.5, 20.5], "c": [8.5, 12.5, 16.5]}
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from cudasched.demo.harness import HarnessError
+from support import eventually
 
 from benchmarks.lab import run as lab
+from benchmarks.lab.processes import output_of
 from benchmarks.lab.session import Done, Found, OutOfTimeError, Session
 from benchmarks.results.schema import NOT_EXPLAINED, load
 
@@ -128,6 +130,15 @@ def test_every_benchmark_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         assert benchmark.about and benchmark.groups
         assert lab.parse(name, benchmark, ["--out", "x.json"]).only == list(benchmark.groups)
+
+
+def test_a_program_that_is_late_is_gone_with_all_that_it_started(tmp_path: Path) -> None:
+    command = ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; wait"]
+    with pytest.raises(HarnessError, match="a shell: no answer within 1 s"):
+        output_of("a shell", command, timeout_s=1.0)
+    pid = (tmp_path / "pid").read_text().strip()
+    status = Path(f"/proc/{pid}/stat")
+    eventually(lambda: not status.exists() or status.read_text().rpartition(") ")[2][0] == "Z")
 
 
 @pytest.mark.usefixtures("simulated_driver")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cudasched.demo.harness import HarnessError
 from test_cells import META
 
 from benchmarks import meta
@@ -111,16 +110,6 @@ def test_a_cell_at_a_lowered_clock_is_measured_again(fake: Fake, session: Sessio
     fake()
     session.measure_cell(CELL, lambda: {"latency": {}})
     assert not session.cells.missing([CELL])
-
-
-def test_a_load_that_dies_costs_its_own_cell(fake: Fake, session: Session) -> None:
-    fake()
-
-    def dies() -> dict[str, object]:
-        raise HarnessError("worker [x] ended with status -9")
-
-    session.measure_cell(CELL, dies)
-    assert session.cells.outcomes[CELL].error == "worker [x] ended with status -9" and session.failed == 1
 
 
 def test_without_nvml_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ def test_the_null_driver_has_every_symbol_of_the_shim(tmp_path):
 
 
 def test_differences_are_taken_within_rounds():
-    slow = overhead.Series([[110.0, 112.0, 111.0], [1010.0, 1012.0, 1011.0], [210.0, 212.0, 211.0]])
-    bare = overhead.Series([[100.0, 102.0, 101.0], [1000.0, 1002.0, 1001.0], [200.0, 202.0, 201.0]])
+    slow = [[110.0, 112.0, 111.0], [1010.0, 1012.0, 1011.0], [210.0, 212.0, 211.0]]
+    bare = [[100.0, 102.0, 101.0], [1000.0, 1002.0, 1001.0], [200.0, 202.0, 201.0]]
     row = overhead.row("launch", slow, bare)
     assert row.added_ns_median == 10.0 and row.rounds == 3
     assert row.ns_median == 211.0 and row.baseline_ns_median == 201.0

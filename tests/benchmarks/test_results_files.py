@@ -42,11 +42,6 @@ def test_colocations_are_written_without_what_says_nothing(tmp_path):
     assert written["policy"] is None and written["gpus"] == 2 and "scene" not in written
 
 
-def test_tables_in_documents_are_up_to_date():
-    stale = [path.name for path in tables.documents() if tables.rendered(path.read_text()) != path.read_text()]
-    assert stale == [], "python -m benchmarks.tables makes them anew"
-
-
 def overhead(added: float) -> Results:
     row = OverheadRow(what="launch", ns_median=2900.0, ns_p99=4000.0, baseline_ns_median=2850.0, added_ns_median=added)
     return Results(meta=META, rows=[row])
@@ -170,11 +165,18 @@ def test_a_marker_for_what_may_not_be_measured_yet_says_so_until_it_is(tmp_path)
         tables.rendered(document, tmp_path)
 
 
-def test_the_summary_has_a_line_for_each_load_that_was_measured_in_every_arm():
-    *lines, empty, few = tables.summary_table(load(RESULTS / "scheduler.json")).splitlines()
-    assert not empty and few.startswith("P99 is of 361 requests a cell, fewer than 1,000")
-    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {name}" for name in tables.SPELLED.values()]
-    assert all(line.count("|") == len(tables.SHORT) + 2 and "| |" not in line for line in lines)
+def test_the_summary_has_a_line_for_each_program_beside_the_first_server_and_four_arms():
+    main = load(RESULTS / "main.json")
+    said, head, _, *lines = (line for line in tables.table_of(main, "summary").splitlines() if line)
+    assert said.startswith("`bert_graph`, poisson 120/s")
+    rivals = "MPS, priority | cudasched"
+    assert (
+        head
+        == f"| beside | alone | time slices | {rivals} | best effort, {rivals.replace(' | ', ' | best effort, ')} |"
+    )
+    programs = dict.fromkeys(row.best_effort_load for row in main.colocations if row.latency_load == "bert_graph")
+    assert [line.split(" | ")[0] for line in lines[:-1]] == [f"| {name}" for name in programs]
+    assert "NVIDIA H100" in lines[-1]
 
 
 def test_figures_of_the_core_say_what_limits_them(tmp_path):
@@ -218,19 +220,11 @@ def test_a_part_of_the_kernels_figures_is_shown_with_its_plot(tmp_path, monkeypa
 @pytest.mark.parametrize(("better", "goal"), [("less", 1.0), ("more", 3.0)])
 def test_a_figure_says_what_limits_it_where_it_misses_its_goal_and_nowhere_else(better, goal):
     row = dict(figure="a", value=2.0, better=better, low=1.0, high=2.0, n=1)
-    assert FigureRow.judged(**row, goal=goal).limited_by == NOT_EXPLAINED
-    assert FigureRow.judged(**row, goal=goal, limited_by="the L2").limited_by == "the L2"
-    assert FigureRow.judged(**row, goal=2.0, limited_by="the L2").limited_by == ""
+    found = (2.0, 1.0, 2.0, 1)
+    assert FigureRow.judged("a", found, (goal, better)).limited_by == NOT_EXPLAINED
+    assert FigureRow.judged("a", found, (goal, better), "the L2").limited_by == "the L2"
+    assert FigureRow.judged("a", found, (2.0, better), "the L2").limited_by == ""
     with pytest.raises(ValidationError, match="a misses its goal and does not say its limit"):
         FigureRow(**row, goal=goal, limited_by="")
     with pytest.raises(ValidationError, match="a meets its goal and has its limit"):
         FigureRow(**row, goal=2.0, limited_by="the L2")
-
-
-def test_the_picture_has_a_row_for_each_arm_of_the_summary(tmp_path, monkeypatch):
-    plotted = []
-    monkeypatch.setattr(tables, "plot", lambda rows, path, title: plotted.extend(rows) or (path, title))
-    path, title = tables.picture(load(RESULTS / "scheduler.json"), tmp_path / "picture.png")
-    assert path == tmp_path / "picture.png" and "transformer training, NVIDIA H200" in title
-    assert [row["arm"] for row in plotted] == list(tables.SHORT)
-    assert all(row["latency_ms"] for row in plotted) and plotted[0]["best_effort_ratio"] is None

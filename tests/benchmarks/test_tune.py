@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import subprocess
@@ -16,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytest.importorskip("sklearn")
 
+from axpy_space import ARGUMENTS, IMAGE  # noqa: E402
 from cudasched.tune.recording import Recording  # noqa: E402
 from synthetic_spaces import recording, small  # noqa: E402
 
@@ -155,38 +155,16 @@ def test_ppo_is_written_beside_ours_and_chance(ppo: Any, tmp_path: Path, monkeyp
     assert run("tuner_ppo", ["--recorded", str(tmp_path), "--out", str(out)]) == 1
 
 
-def why_not_committed(path: Path) -> str:
-    """What is wrong with a recording that is to be committed; empty: nothing."""
+@pytest.mark.parametrize("path", sorted(evaluate.RECORDED.glob("*.npz")), ids=lambda path: path.stem)
+def test_a_committed_recording_is_of_a_gpu_and_compact(path: Path) -> None:
     made = Recording.load(path)
-    if made.is_synthetic:
-        return "it is synthetic"
-    if made.about.get("origin") != "recorded" or not {"gpu", "driver", "commit", "date"} <= set(made.about):
-        return "it does not say where it was recorded"
-    if path.stem != record.Part(made.problem.space.kernel, dict(made.problem.shape)).name:
-        return "its name is another space's"
-    return "" if path.stat().st_size < 1 << 20 else "it is not compact"
+    assert not made.is_synthetic and made.about["origin"] == "recorded"
+    assert {"gpu", "driver", "commit", "date"} <= set(made.about)
+    assert path.stem == record.Part(made.problem.space.kernel, dict(made.problem.shape)).name
+    assert path.stat().st_size < 1 << 20
 
 
-def test_the_committed_recordings_are_of_a_gpu() -> None:
-    found = {path.name: why_not_committed(path) for path in evaluate.RECORDED.glob("*.npz")}
-    assert found == dict.fromkeys(found, "")
-
-
-def test_a_recording_is_committed_only_as_pack_has_written_it(tmp_path: Path) -> None:
-    name, about = "scale-1048576.npz", {"gpu": "a GPU", "driver": "580", "commit": "c0ffee", "date": "2026-11-24"}
-
-    def why(path: str, **told: str) -> str:
-        dataclasses.replace(SMALL, about=told).save(tmp_path / path)
-        return why_not_committed(tmp_path / path)
-
-    assert why(name, **about, origin="recorded") == ""
-    assert why(name, **about, origin="synthetic") == "it is synthetic"
-    assert why(name, **about) == why(name, origin="recorded") == "it does not say where it was recorded"
-    assert why("softmax-1.npz", **about, origin="recorded") == "its name is another space's"
-
-
-IMAGE = "cudasched-sim 1\nkernel axpy params=8,8,4,4 regs=32 threads_max=1024 block_us=2 effect=axpy\n"
-SPACE = """
+SPACE = f"""
 kernel = "axpy"
 source = "axpy.cubin"
 [shape]
@@ -197,22 +175,7 @@ THREADS = [32, 64, 128]
 [launch]
 block = "THREADS"
 grid = 1
-[[arguments]]
-name = "y"
-role = "inout"
-size = "512"
-[[arguments]]
-name = "x"
-role = "input"
-size = "512"
-[[arguments]]
-role = "scalar"
-value = "2.0"
-[[arguments]]
-role = "scalar"
-type = "uint32"
-value = "512"
-"""
+{ARGUMENTS.replace('"n"', '"512"')}"""
 
 
 def test_a_space_is_recorded_goes_on_and_is_packed(

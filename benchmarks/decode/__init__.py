@@ -1,0 +1,1 @@
+"""Tokens of a language model beside a training."""
