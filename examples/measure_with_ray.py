@@ -78,6 +78,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(include_dashboard=False, logging_level="error")
+    if ray.cluster_resources().get("GPU", 0) < 1:
+        parser.error("the cluster has no GPU, for which the programs would wait")
     model, reports = run(options.programs, options.tune, options.timing, options.evaluations, options.gpu)
     options.model.write_bytes(model)
     print(f"{options.model}: a model of {len(options.programs)} programs")

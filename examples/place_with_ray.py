@@ -88,10 +88,12 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.trainings) > len(options.servers):
         parser.error("a training needs a server of its own")
-    token = options.token_file.expanduser().read_text().strip()
-    cost = {server: costs(options.url, token, server, options.trainings) for server in options.servers}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(include_dashboard=False, logging_level="error")
+    if ray.cluster_resources().get("GPU", 0) < len(options.servers):
+        parser.error("the cluster has fewer GPUs than there are servers")
+    token = options.token_file.expanduser().read_text().strip()
+    cost = {server: costs(options.url, token, server, options.trainings) for server in options.servers}
     for name, (server, gpu) in run(cost, options.trainings, Server, train, options.seconds).items():
         print(f"{name} beside {server} on GPU {gpu}, cost {cost[server][name]:.2f}")
     ray.shutdown()

@@ -9,9 +9,9 @@ GPU the model is one CUDA graph a size. Needs ray[serve]; takes half a minute.
 import argparse
 import asyncio
 import random
+import sys
 from typing import Any
 
-import cudasched  # noqa: F401  before torch
 import ray
 import torch
 from cudasched.inference import Batcher, DeadlineError
@@ -23,8 +23,13 @@ GPU = torch.cuda.is_available()
 DEVICE, WIDTH = ("cuda", 2048) if GPU else ("cpu", 32)
 
 
-# Ray lets no more requests into a replica than this: fewer than the largest batch would never fill one.
-@serve.deployment(max_ongoing_requests=256, ray_actor_options={"num_cpus": 1, "num_gpus": int(GPU)})
+# Replicas import torch before cudasched, so that `cudasched run` starts them. Ray lets no more requests into a replica
+# than this: fewer than the largest batch would never fill one.
+RUN = {"py_executable": f"{sys.executable} -m cudasched run -- {sys.executable}"} if GPU else {}
+OPTIONS = {"num_cpus": 1, "num_gpus": int(GPU), "runtime_env": RUN}
+
+
+@serve.deployment(max_ongoing_requests=256, ray_actor_options=OPTIONS)
 class Server:
     """One replica: a model and its batcher."""
 

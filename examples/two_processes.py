@@ -58,7 +58,7 @@ def main() -> None:
         program = [sys.executable, __file__, "--role", role, "--seconds", str(options.seconds)]
         command = [sys.executable, "-m", "cudasched", "run", "--class", client_class, "--", *program]
         programs.append(subprocess.Popen(command))
-    sys.exit(max(program.wait() for program in programs))
+    sys.exit(max(abs(program.wait()) for program in programs))  # minus the signal, of one that was killed
 
 
 if __name__ == "__main__":

@@ -43,3 +43,12 @@ def test_an_old_compiler(tmp_path: pathlib.Path) -> None:
 def test_another_processor(processor: str, tmp_path: pathlib.Path) -> None:
     said = refused(tmp_path / "build", "-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={processor}")
     assert f"cudasched runs on Linux x86-64 and arm64; this is Linux {processor}." in said
+
+
+def test_a_program_with_an_old_toolkit(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "cuda.h").write_text("#define CUDA_VERSION 12020\n")
+    command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{tmp_path}", f"-I{ROOT}/include", "-x", "c++", "-"]
+    source = "#include <cudasched/graphs.hpp>\n"
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=300)
+    first = next(line for line in done.stderr.splitlines() if "error" in line)
+    assert "graphs.hpp needs the cuda.h of CUDA 12.4 or later" in first

@@ -55,3 +55,10 @@ def test_the_command_says_what_the_package_says(
     assert printed == outside(installed, f"import cudasched; print(cudasched.{function}())")
     held = {path.name for path in pathlib.Path(printed).iterdir()}
     assert held >= ({"cudasched"} if option == "--include-dir" else {"cudaschedConfig.cmake"})
+
+
+def test_a_region_that_nothing_keeps_is_warned_of() -> None:
+    command = ["g++", "-std=c++20", "-Wall", "-fsyntax-only", f"-I{ROOT}/include", "-x", "c++", "-"]
+    region = "cudasched::Region(cudasched::Class::kLatency);"  # ends where it begins
+    printed = run(command, input=f"#include <cudasched/scheduler.hpp>\nint main() {{ {region} }}\n")
+    assert "nodiscard" in printed

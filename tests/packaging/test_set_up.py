@@ -100,6 +100,27 @@ def test_old_compiler_counts_as_none(machine: Machine) -> None:
     assert "apt-get install -y --no-install-recommends g++" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("test.sh lint pyhton", "error: no stage 'pyhton'; there are lint cpp "),
+        ("roots.sh jamy", "error: no suite 'jamy'; there are bookworm, "),
+    ],
+)
+def test_a_misspelt_word_is_refused_before_any_work(machine: Machine, command: str, said: str) -> None:
+    """Guards against a stage that ran for minutes before the next one was unknown, and 0 roots that passed."""
+    script, *words = command.split()
+    done = subprocess.run(
+        [ROOT / "scripts" / script, *words],
+        env={**os.environ, "PATH": str(machine.bin)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, machine.log.read_text()) == (1, "", "")
+    assert done.stderr.startswith(said)
+
+
 def test_requirements_are_those_of_pyproject() -> None:
     printed = run(["python", "scripts/requirements.py", "build", "run", "test"], cwd=ROOT).splitlines()
     names = {line.split("=")[0].split(">")[0] for line in printed}

@@ -110,7 +110,7 @@ def test_holds_nothing_else(wheel: pathlib.Path) -> None:
     allowed = re.compile(
         r"cudasched/.*\.(py|pyi|typed|so|so\.1)|cudasched/libcudasched_graphs\.a|cudasched/advise/(origins\.toml|report\.html\.j2)"
         r"|cudasched/predictor/models/sm_\d+\.(ubj|json|md)|cudasched-[^/]*\.dist-info/.*"
-        r"|cudasched/torch/sources/torch/\w+\.[ch]pp|cudasched/tune/compare\.cu"
+        r"|cudasched/torch/sources/(base|torch)/\w+\.[ch]pp|cudasched/tune/compare\.cu"
         r"|cudasched/kernels/sources/\w+\.(cuh?|toml|json)"
         r"|cudasched/observe/(alerts\.yaml|dashboard\.json|trace/flame\.html)"
         r"|cudasched/inference/kserve\.(binpb|proto)|cudasched/serve/(assets/(icon\.svg|page\.(css|html|js))|control\.(binpb|proto))"
