@@ -6,7 +6,7 @@ install_requirements "$venv" run test lint
 
 cxx_sources() { find csrc include examples tests benchmarks python -regex '.*\.\(cpp\|hpp\|c\|h\|cu\|cuh\)'; }
 python_sources=(.) # but what git ignores
-shell_scripts=(scripts/*.sh containers/{cudasched,start} .ci/run)
+shell_scripts=(scripts/*.sh findings/*.sh containers/{cudasched,start} .ci/run)
 
 if [ "${1:-}" = --fix ]; then
   ruff check --fix --exit-zero "${python_sources[@]}"

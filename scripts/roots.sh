@@ -2,6 +2,10 @@
 # Installs wheels in new roots of Debian 12, Ubuntu 22.04 and 24.04, and Debian 14 (testing) and runs the demo in each, as root. A wheel that
 # dist/ lacks is made, with the headers that the root's own Python has. `roots.sh SUITE...` takes some of them.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+asked="${*:-bookworm jammy noble forky}"
+for suite in $asked; do
+  [[ " bookworm jammy noble forky " = *" $suite "* ]] || die "no suite '$suite'; there are bookworm, jammy, noble and forky"
+done
 command -v mmdebstrap >/dev/null || apt_install mmdebstrap
 keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
 trusted=""
@@ -39,7 +43,6 @@ tried() { # tried SUITE VERSION COMPONENTS
   unshare --mount --pid --fork chroot "$tree" env -i PATH=/usr/bin:/bin HOME=/root PIP_CERT="${PIP_CERT:+/etc/pip.crt}" \
     sh -c "$inside" sh "$digits"
 }
-asked="${*:-bookworm jammy noble forky}"
 for each in "bookworm 3.11 " "jammy 3.10 $ubuntu jammy main universe" "noble 3.12 $ubuntu noble main universe" "forky 3.14 "; do
   read -r suite version components <<<"$each"
   [[ " $asked " = *" $suite "* ]] || continue

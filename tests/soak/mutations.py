@@ -1,6 +1,6 @@
 """Odd input for what other people reach or write: ``python -m tests.soak.mutations [--count N] [--out FILE]``.
 
-Damaged files of each kind that a tool reads (benchmarks/hardening/damage.py), and odd connections and heads of requests
+Damaged files of each kind that a tool reads (tests/soak/damage.py), and odd connections and heads of requests
 for a `cudasched serve` that runs; regions that a signal's handler interrupts (interrupted_regions.py) and histories of
 refused memory calls (refused_memory.py). A file ends in an answer or in one of cudasched's errors; the server answers
 an odd request with a refusal or ends its connection, and goes on answering who has the token. Its P99 is measured
@@ -34,9 +34,9 @@ from typing import Literal
 
 from cudasched import hook
 
-from benchmarks.hardening import damage
 from benchmarks.meta import command_line, current_commit
 from benchmarks.results.schema import FigureRow, Meta, merge
+from tests.soak import damage
 
 KINDS = ("parquet", "spaces", "space_recordings", "databases", "tokens", "layers")
 PATIENCE_S = 30.0
@@ -270,14 +270,22 @@ def under_attack(server: Server, turns: int) -> list[float]:
 
 def figure(name: str, values: list[float], goal: float, n: int, better: Literal["less", "more"] = "less") -> FigureRow:
     """One row: the median where less is better, else the least."""
-    return FigureRow.judged(
-        figure=name,
-        value=statistics.median(values) if better == "less" else min(values),
-        goal=goal,
-        better=better,
-        low=min(values),
-        high=max(values),
-        n=n,
+    value = statistics.median(values) if better == "less" else min(values)
+    return FigureRow.judged(name, (value, min(values), max(values), n), (goal, better))
+
+
+def meta_here() -> Meta:
+    """Of figures that need no GPU."""
+    return Meta(
+        gpu="none",
+        driver=None,
+        cuda=None,
+        torch=None,
+        python=platform.python_version(),
+        commit=current_commit(),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        sm_clock_mhz=None,
+        command=command_line(),
     )
 
 
@@ -323,18 +331,7 @@ def main() -> int:
             coverage = [name for name in told if "coverage" in name]
             rows.append(figure("trials_failed", [len(wrong)], 0, len(told)))
             rows.append(figure("coverage_false_passes", [len(set(coverage) & set(wrong))], 0, len(coverage)))
-        meta = Meta(
-            gpu="none",
-            driver=None,
-            cuda=None,
-            torch=None,
-            python=platform.python_version(),
-            commit=current_commit(),
-            date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            sm_clock_mhz=None,
-            command=command_line(),
-        )
-        merge(options.out, meta, rows)
+        merge(options.out, meta_here(), rows)
     return 1 if failed or wrong else 0
 
 
