@@ -6,12 +6,12 @@ as JSON lines on stdin, answers go as JSON lines to stdout:
                                        <- {"event": "imported"}     nothing has touched the GPU
     -> {"command": "build"}            <- {"event": "ready"}
     -> {"command": "run", "seconds": ..., "rate_hz": ..., "seed": ..., "profile": false}
-                                       <- {"event": "result", "token_ms": [...], "first_ms": [...], "gpu_s": ..., ...}
+                                       <- {"event": "result", "token_ms": [...], "first_ms": [...], "steps": ..., ...}
     -> {"command": "sleep"}            <- {"event": "result", "used_mib": [before, after, awake], "same": true}
     -> {"command": "quit"}
 
 `token_ms` has each request's time per output token: from its first token to its last, over the tokens behind the first.
-`gpu_s` is the time of its kernels, where they are profiled.
+`steps` counts the engine's; `gpu_s` is the time of their kernels, where they are profiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 DEMO = Path(__file__).parents[2] / "python" / "cudasched" / "demo"
-PROMPT, TOKENS = 128, 64
+PROMPT, TOKENS = 128, 16
 #: Llama 3 of 8 billion parameters, of which vLLM takes the kind of layers and their sizes.
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -149,7 +149,7 @@ def serve(engine: _Vllm | _Simulated, due_s: Sequence[float]) -> dict[str, Any]:
     due = [began + each for each in due_s]
     first: dict[int, float] = {}
     token_ms, first_ms = [], []
-    came = done = 0
+    came = done = steps = 0
     while done < len(due):
         while came < len(due) and due[came] <= time.perf_counter():
             engine.add(came)
@@ -157,6 +157,7 @@ def serve(engine: _Vllm | _Simulated, due_s: Sequence[float]) -> dict[str, Any]:
         if came == done:
             time.sleep(max(0.0, due[came] - time.perf_counter()))
             continue
+        steps += 1
         for number, made, ended in engine.step():
             now = time.perf_counter()
             if made and number not in first:
@@ -165,7 +166,7 @@ def serve(engine: _Vllm | _Simulated, due_s: Sequence[float]) -> dict[str, Any]:
             if ended:
                 done += 1
                 token_ms.append(1e3 * (now - first[number]) / max(made - 1, 1))
-    return {"token_ms": token_ms, "first_ms": first_ms, "seconds": time.perf_counter() - began}
+    return {"token_ms": token_ms, "first_ms": first_ms, "steps": steps, "seconds": time.perf_counter() - began}
 
 
 def main() -> None:

@@ -28,8 +28,9 @@ def program() -> ModuleType:
 
 
 def kept(factor: float = 1.0, same: bool = True) -> dict[str, Any]:
-    arm = {"alone_ms": [2.0] * 100, "beside_ms": [2.0 * factor] * 50, "alone_steps": [10.0], "beside_steps": [6.0]}
-    return {"vllm": {"duty": 0.25, "sleep": {"bare": {"same": same}}, **dict.fromkeys(ARMS, arm)}}
+    arm: dict[str, list[float]] = {"alone_ms": [2.0] * 100, "beside_ms": [2.0 * factor] * 50}
+    arm |= {"alone_steps": [10.0], "beside_steps": [6.0], "left": [0.75]}
+    return {"vllm": {"step_s": 0.01, "sleep": {"bare": {"same": same}}, **dict.fromkeys(ARMS, arm)}}
 
 
 def test_figures_are_over_what_was_alone_and_over_the_time_that_is_left() -> None:
@@ -80,4 +81,5 @@ def test_a_rehearsal_has_all_arms(tmp_path: Path) -> None:
     assert run("vllm", ["--rehearse", "--out", str(out)]) == 0
     made = json.loads(out.with_suffix(".cells").read_text())["done"]["vllm"]
     assert all(made[arm]["alone_ms"] and made[arm]["beside_ms"] and made[arm]["beside_steps"][0] > 0 for arm in ARMS)
-    assert 0 < made["duty"] < 1 and set(made["sleep"]) == {"bare", "latency"}
+    assert made["step_s"] > 0 and all(0 < made[arm]["left"][0] < 1 for arm in ARMS)
+    assert set(made["sleep"]) == {"bare", "latency"}
