@@ -81,8 +81,8 @@ def measure(lab: Processes) -> None:
         mine["beside_steps"].append(steps)
         mine["left"].append(1 - found["steps"] * step_s / found["seconds"])
         session.say(
-            f"{arm} {repeat}: {steps:.2f} of {mine['alone_steps'][-1]:.2f} steps/s, {mine['left'][-1]:.0%} left; a token "
-            f"alone {brief(mine['alone_ms'])}, beside {brief(found['token_ms'])}; the first {brief(found['first_ms'])}"
+            f"{arm} {repeat}: {steps:.2f} of {mine['alone_steps'][-1]:.2f} steps/s, {mine['left'][-1]:.0%} left; a "
+            f"token alone {brief(mine['alone_ms'])}, beside {brief(found['token_ms'])}; the first {brief(found['first_ms'])}"
         )
     for client, engine in engines.items():
         kept["sleep"][client or "bare"] = ask(engine, "sleep", BUILD_S)

@@ -37,7 +37,7 @@ bool Parking::is_away(Bytes at) const noexcept { return std::ranges::binary_sear
 // before and of the next one are under way. False: a copy or one of these failed, and nothing is under way.
 template <typename Begin, typename Done>
 bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done&& done) noexcept {
-  const Away* ended[2] = {};  // whose last piece is outstanding
+  std::array<const Away*, kOutstanding> ended{};  // whose last piece is outstanding
   std::size_t turn = 0;
   bool ok = true;
   const auto finish = [&](std::size_t which) {
@@ -46,7 +46,7 @@ bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done
   };
   for (const Away& chunk : chunks) {
     ok = ok && begin(chunk);
-    for (Bytes copied = 0; ok && copied < chunk.bytes; turn ^= 1) {
+    for (Bytes copied = 0; ok && copied < chunk.bytes; turn = (turn + 1) % kOutstanding) {
       const Bytes place = chunk.place + copied;
       const Bytes piece = std::min({kPieceBytes, chunk.bytes - copied, Arena::segment_end(place) - place});
       const CUdeviceptr device = pool_.base_ + chunk.at + copied;
@@ -59,7 +59,7 @@ bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done
       if (copied == chunk.bytes) ended[turn] = &chunk;
     }
   }
-  for (int left = 0; left < 2; ++left, turn ^= 1) {
+  for (std::size_t left = 0; left < kOutstanding; ++left, turn = (turn + 1) % kOutstanding) {
     ok = ok && table().cuEventSynchronize(ends_[turn]) == CUDA_SUCCESS;
     finish(turn);
   }

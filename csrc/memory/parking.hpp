@@ -2,8 +2,8 @@
 // back to the GPU. Mechanism only. The caller has shown that no work uses the pool's memory, and that no call will
 // before all chunks are back (runtime/memory/pager.hpp).
 //
-// Copies go in pieces of 4 MiB, two outstanding: 0.97 of the rate of one copy, and a request's own copy waits for these
-// alone (H100).
+// Copies go in pieces of 4 MiB, four outstanding, because the thread that waits for one may wake late. A request's own
+// copy waits for these alone.
 //
 // Threads: one at a time. The pool's lock is held in a move.
 #pragma once
@@ -21,6 +21,7 @@ namespace cudasched::memory {
 class Parking {
  public:
   static constexpr Bytes kPieceBytes = Bytes{4} << 20;
+  static constexpr std::size_t kOutstanding = 4;
 
   // To at most so many bytes of the host.
   Parking(Pool& pool, Bytes most) noexcept : pool_(pool), arena_(most) {}
@@ -59,7 +60,7 @@ class Parking {
   Pool& pool_;
   Arena arena_;
   CUstream stream_ = nullptr;
-  std::array<CUevent, 2> ends_{};
+  std::array<CUevent, kOutstanding> ends_{};
   Bytes bytes_ = 0;
   std::vector<Away> away_;  // by address
 };
