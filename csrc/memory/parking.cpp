@@ -36,8 +36,8 @@ bool Parking::is_away(Bytes at) const noexcept { return std::ranges::binary_sear
 // begin(chunk) goes before the first piece of each chunk and done(chunk) behind the last, while pieces of the chunk
 // before and of the next one are under way. False: a copy or one of these failed, and nothing is under way.
 template <typename Begin, typename Done>
-bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done&& done) noexcept {
-  std::array<const Away*, kOutstanding> ended{};  // whose last piece is outstanding
+bool Parking::copy(const std::vector<Away>& chunks, Way way, Bytes most, Begin&& begin, Done&& done) noexcept {
+  const Away* ended[2] = {};  // whose last piece is outstanding
   std::size_t turn = 0;
   bool ok = true;
   const auto finish = [&](std::size_t which) {
@@ -46,9 +46,9 @@ bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done
   };
   for (const Away& chunk : chunks) {
     ok = ok && begin(chunk);
-    for (Bytes copied = 0; ok && copied < chunk.bytes; turn = (turn + 1) % kOutstanding) {
+    for (Bytes copied = 0; ok && copied < chunk.bytes; turn ^= 1) {
       const Bytes place = chunk.place + copied;
-      const Bytes piece = std::min({kPieceBytes, chunk.bytes - copied, Arena::segment_end(place) - place});
+      const Bytes piece = std::min({most, chunk.bytes - copied, Arena::segment_end(place) - place});
       const CUdeviceptr device = pool_.base_ + chunk.at + copied;
       ok = table().cuEventSynchronize(ends_[turn]) == CUDA_SUCCESS &&  // an event without a record is complete
            (way == Way::kOut ? table().cuMemcpyDtoHAsync(arena_.at(place), device, piece, stream_)
@@ -59,14 +59,14 @@ bool Parking::copy(const std::vector<Away>& chunks, Way way, Begin&& begin, Done
       if (copied == chunk.bytes) ended[turn] = &chunk;
     }
   }
-  for (std::size_t left = 0; left < kOutstanding; ++left, turn = (turn + 1) % kOutstanding) {
+  for (int left = 0; left < 2; ++left, turn ^= 1) {
     ok = ok && table().cuEventSynchronize(ends_[turn]) == CUDA_SUCCESS;
     finish(turn);
   }
   return table().cuStreamSynchronize.legacy(stream_) == CUDA_SUCCESS && ok;
 }
 
-Bytes Parking::move_out(Bytes least) noexcept {
+Bytes Parking::move_out(Bytes least, Bytes most) noexcept {
   Bytes moved = 0;
   try {
     const Pool::Lock held(pool_.mutex_);
@@ -90,7 +90,7 @@ Bytes Parking::move_out(Bytes least) noexcept {
       moved += chunk.bytes;
       return true;
     };
-    copy(chunks, Way::kOut, [](const Away&) { return true; }, give_back);
+    copy(chunks, Way::kOut, most, [](const Away&) { return true; }, give_back);
     bytes_ += moved;
     std::ranges::sort(away_, {}, &Away::at);
   } catch (const std::exception& error) {
@@ -111,7 +111,7 @@ bool Parking::map(const Away& chunk, Chunk handle) noexcept {
   return false;
 }
 
-bool Parking::move_in() noexcept {
+bool Parking::move_in(Bytes most) noexcept {
   if (away_.empty()) return true;
   std::vector<Chunk> handles;
   try {
@@ -138,7 +138,7 @@ bool Parking::move_in() noexcept {
     if (!refused) ++mapped;
     return !refused;
   };
-  const bool copied = copy(away_, Way::kIn, map_next, [](const Away&) { return true; });
+  const bool copied = copy(away_, Way::kIn, most, map_next, [](const Away&) { return true; });
   while (!refused && mapped < away_.size()) map_next(away_[mapped]);  // where a copy failed
   if (refused) {
     for (std::size_t i = 0; i < mapped; ++i) table().cuMemUnmap(pool_.base_ + away_[i].at, away_[i].bytes);

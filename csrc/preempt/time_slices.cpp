@@ -47,6 +47,7 @@ void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
   for (const Group& group : all) {
     if (!give(group, us)) return;
   }
+  interrupts_copies_ = sets_copies_ && std::ranges::any_of(all, &Group::copies);
   us_.store(us, std::memory_order_relaxed);
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
 }

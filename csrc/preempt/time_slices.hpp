@@ -53,6 +53,8 @@ class TimeSlices {
   // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }
   std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
+  // Where kOn: copies have their slice, too. The ticker's.
+  bool interrupts_copies() const noexcept { return interrupts_copies_; }
   // For kRefused: the call and its result. The ticker's.
   const std::string& why() const noexcept { return why_; }
   // Calls that set a slice, ever.
@@ -84,6 +86,7 @@ class TimeSlices {
   // of copies, these keep theirs.
   std::array<std::uint64_t, 2> own_us_{2'048, 1'024};
   bool sets_copies_ = true;
+  bool interrupts_copies_ = false;
   std::uint64_t made_ = 0;
   std::int64_t made_ns_ = 0;  // when the newest group was first seen
   std::int64_t next_look_ns_ = 0;

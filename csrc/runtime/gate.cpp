@@ -376,7 +376,7 @@ void Gate::submitted(const Pass& pass, CUstream stream, CUresult status) noexcep
 // ---- copies in pieces ----------------------------------------------------------------------------------------------
 
 Copies::Direction Gate::direction_of_pieces(const queue::Operation& copy) noexcept {
-  if (!registered() || !any_latency_client()) return Copies::Direction::kAny;
+  if (!registered() || !any_latency_client() || copies_interrupted()) return Copies::Direction::kAny;
   const Copies::Direction direction = Copies::direction_of(copy.copy);
   if (direction == Copies::Direction::kAny) return direction;
   const std::scoped_lock lock(lock_);

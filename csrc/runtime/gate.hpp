@@ -121,8 +121,8 @@ class Gate {
 
   void submitted(const Pass& pass, CUstream stream, CUresult status) noexcept;
 
-  // Copies, on the launcher thread: see queue::Admission. They go in pieces beside a latency client, also where the GPU
-  // interrupts kernels and copies.
+  // Copies, on the launcher thread: see queue::Admission. They go in pieces beside a latency client, unless the GPU
+  // interrupts them.
   Copies::Direction direction_of_pieces(const queue::Operation& copy) noexcept;
   std::size_t next_piece(Copies::Direction direction, std::size_t bytes) noexcept;
   void piece_submitted(Copies::Direction direction, CUstream stream) noexcept;
@@ -134,14 +134,22 @@ class Gate {
   };
   Progress progress() const noexcept { return progress_; }
 
-  // `interrupted`: the GPU interrupts kernels of this process for latency clients of others. The time in flight then
-  // needs no bound, and under the default policy the gate holds nothing. `pauses`: another best-effort client asks for
-  // pauses, and launches are held as beside a latency client. The ticker's.
-  void step_aside(bool interrupted, bool pauses = false) noexcept {
-    interrupted_.store(interrupted && !pauses, std::memory_order_relaxed);
-    const bool aside = interrupted && strict_.load(std::memory_order_relaxed);
-    holds_.store(pauses ? Holds::kAlways : aside ? Holds::kNever : Holds::kBesideLatency, std::memory_order_relaxed);
+  struct Aside {
+    bool interrupted = false;  // the GPU interrupts kernels of this process for latency clients of others
+    bool copies = false;       // then: and its copies
+    bool pauses = false;       // another best-effort client asks for pauses: launches are held as beside a latency client
+  };
+  // Where it is interrupted, the time in flight needs no bound, and under the default policy the gate holds nothing. The
+  // ticker's.
+  void step_aside(const Aside& of) noexcept {
+    interrupted_.store(of.interrupted && !of.pauses, std::memory_order_relaxed);
+    copies_interrupted_.store(of.interrupted && of.copies, std::memory_order_relaxed);
+    const bool aside = of.interrupted && strict_.load(std::memory_order_relaxed);
+    holds_.store(of.pauses ? Holds::kAlways : aside ? Holds::kNever : Holds::kBesideLatency, std::memory_order_relaxed);
   }
+
+  // Requests of other processes wait for no copy of this one. Any thread.
+  bool copies_interrupted() const noexcept { return copies_interrupted_.load(std::memory_order_relaxed); }
 
   // The longest launch so far. Any thread.
   std::int64_t longest_ns() const noexcept { return longest_ns_.load(std::memory_order_relaxed); }
@@ -224,6 +232,7 @@ class Gate {
   JobPeers* peers_ = nullptr;
   std::atomic<int> slot_{-1};
   std::atomic<bool> interrupted_{false};
+  std::atomic<bool> copies_interrupted_{false};
   std::atomic<Holds> holds_{Holds::kBesideLatency};
   std::atomic<bool> strict_{false};  // the policy, the default one
   std::atomic<std::int64_t> longest_ns_{0};

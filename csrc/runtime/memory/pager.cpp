@@ -47,6 +47,11 @@ std::uint64_t free_memory() noexcept {
   return table().cuMemGetInfo(&free, &all) == CUDA_SUCCESS ? free : 0;
 }
 
+// Of a copy that moves memory.
+memory::Bytes piece(const Device& device) noexcept {
+  return device.gate.copies_interrupted() ? memory::Parking::kLargePieceBytes : memory::Parking::kPieceBytes;
+}
+
 }  // namespace
 
 // Empty: memory can move. Reads atomics alone: any thread.
@@ -100,7 +105,7 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
     }
   }
   const std::int64_t begin = now_ns();
-  const std::uint64_t moved = parking_->move_out(bytes);
+  const std::uint64_t moved = parking_->move_out(bytes, piece(device));
   if (parking_->bytes() == 0) driver::barrier().open();
   if (moved == 0)
     return "no chunk of it fits into the host memory of the setting park, or the driver refuses to move it";
@@ -227,7 +232,7 @@ void Pager::move_back(Device& device, bool waits) noexcept {
   begin_turn();
   returns_ = true;
   publish_turn(device);
-  const bool is_back = parking_->move_in();
+  const bool is_back = parking_->move_in(piece(device));
   returns_ = false;
   if (is_back) {
     pageable_.carry_out_frees();

@@ -81,16 +81,19 @@ TEST_F(CopiesTest, LongOnesBetweenPinnedMemoryAndTheDeviceAreCutBesideALatencyCl
   EXPECT_EQ(pieces_of([&](CUstream s) { return any(address(host_), device_, kCopied, s); }, program_.stream()), 3U);
 }
 
-// The GPU interrupts kernels for requests, but no copies.
-TEST_F(CopiesTest, TheyAreCutAlsoWhereTheGateStepsAside) {
+TEST_F(CopiesTest, TheyGoWholeWhereTheGpuInterruptsThemAndNotWhereItInterruptsKernelsAlone) {
   const OtherClient other(/*active=*/false);
   runtime::Gate* gate = nullptr;
   runtime::engine().for_each_device([&](runtime::Device& device) { gate = &device.gate; });
-  ASSERT_TRUE(eventually([&] {  // the ticker says otherwise at times
-    gate->step_aside(/*interrupted=*/true);
-    return !gate->beside_latency();
+  const auto pieces = [&] {
+    return pieces_of([&](CUstream stream) { return in(device_, host_, kCopied, stream); }, program_.stream());
+  };
+  gate->step_aside({.interrupted = true});
+  EXPECT_EQ(pieces(), 3U);
+  EXPECT_TRUE(eventually([&] {  // the ticker says otherwise at times
+    gate->step_aside({.interrupted = true, .copies = true});
+    return pieces() == 0;
   }));
-  EXPECT_EQ(pieces_of([&](CUstream stream) { return in(device_, host_, kCopied, stream); }, program_.stream()), 3U);
 }
 
 TEST_F(CopiesTest, OthersGoWhole) {
