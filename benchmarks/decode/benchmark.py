@@ -5,14 +5,16 @@ repeat an arm's engine answers the same requests alone and beside the training. 
 is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under `--class latency`, too.
 
 `vllm_tpot_p99_ratio` is P99 of the time per output token of `cudasched` beside over alone, over the requests of all
-repeats; the same of `training_only`, and of `time_slices` without cudasched. `vllm_training_share` is the training's
-steps a second beside vLLM over those alone and over the GPU time that vLLM leaves: its steps then, of which each takes
-the time that the profiler has of a step's kernels.
+repeats; the same of `training_only`, and of `time_slices` without cudasched; and of P50. `vllm_training_of_time_slices`
+is the training's steps a second beside vLLM over those in time slices, of the same repeat. `vllm_training_share` has
+them over those alone and over the GPU time that vLLM leaves: its steps then, of which each takes the time that the
+profiler has of a step's kernels.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -39,9 +41,11 @@ BUILD_S = 300.0
 
 
 def measure(lab: Processes) -> None:
-    """Repeats, in each of which the arms take turns."""
+    """Repeats, in each of which the arms take turns: a part is an arm's, by its name and repeat."""
     session = lab.session
-    if "vllm" in session.store.done:
+    seconds = float(session.options.seconds)
+    turns = [*itertools.product(range(session.options.repeats), ARMS)]
+    if all(f"{arm}/{repeat}" in session.store.done for repeat, arm in turns):
         return
     session.need(BUILD_S / 2)
     simulate = ["--simulate"] if session.rehearsal else []
@@ -53,56 +57,56 @@ def measure(lab: Processes) -> None:
         engine.answer(BUILD_S, "imported")
         engine.tell("build")
         engine.answer(BUILD_S, "ready")
-    seconds = float(session.options.seconds)
 
     def requests(arm: str, repeat: int, head_s: float = 0.0, **more: Any) -> dict[str, Any]:
         time.sleep(head_s)
         load = {"seconds": seconds, "rate_hz": RATE_HZ, "seed": repeat, **more}
         return ask(engines[ARMS[arm][0]], "run", BUILD_S, **load)
 
-    profiled = requests("time_slices", 0, profile=True, seconds=min(PROFILED_S, seconds))
-    step_s = profiled["gpu_s"] * session.backend.scale / profiled["steps"]
-    session.say(f"{1e3 * step_s:.2f} ms a step of {profiled['steps']}, in {profiled['seconds']:.1f} s")
-    kept: dict[str, Any] = {"step_s": step_s, "sleep": {}}
-    for arm in ARMS:
-        kept[arm] = {"alone_ms": [], "beside_ms": [], "first_ms": [], "alone_steps": [], "beside_steps": [], "left": []}
-    for repeat, arm in itertools.product(range(session.options.repeats), ARMS):
-        session.need(4 * seconds)
-        training, mine = trainings[ARMS[arm][1]], kept[arm]
-        mine["alone_ms"] += requests(arm, repeat)["token_ms"]
+    if "engines" not in session.store.done:
+        profiled = requests("time_slices", 0, profile=True, seconds=min(PROFILED_S, seconds))
+        asleep = [ask(engine, "sleep", BUILD_S) for engine in engines.values()]
+        step_s = profiled["gpu_s"] * session.backend.scale / profiled["steps"]
+        session.store.keep("engines", {"step_s": step_s, "same": [each["same"] for each in asleep]})
+        session.say(f"{1e3 * step_s:.2f} ms a step of {profiled['steps']}; asleep: {asleep}")
+    for repeat, arm in turns:
+        if f"{arm}/{repeat}" in session.store.done:
+            continue
+        session.need(3 * seconds)
+        training, found = trainings[ARMS[arm][1]], dict[str, Any]()
+        alone_ms = requests(arm, repeat)["token_ms"]
         ask(training, "start")
-        mine["alone_steps"].append(trained(training, seconds / 4, lambda: time.sleep(seconds / 4 + HEAD_START_S))[0])
-        found: dict[str, Any] = {}
+        alone, _ = trained(training, seconds / 4, lambda: time.sleep(seconds / 4 + HEAD_START_S))
         asked = partial(requests, arm, repeat, HEAD_START_S)
-        steps, _ = trained(training, seconds, lambda found=found, asked=asked: found.update(asked()))
+        beside, _ = trained(training, seconds, lambda found=found, asked=asked: found.update(asked()))
         ask(training, "pause")
-        mine["beside_ms"] += found["token_ms"]
-        mine["first_ms"] += found["first_ms"]
-        mine["beside_steps"].append(steps)
-        mine["left"].append(1 - found["steps"] * step_s / found["seconds"])
+        found |= {"alone_ms": alone_ms, "training_alone": alone, "training": beside}
+        session.store.keep(f"{arm}/{repeat}", found)
         session.say(
-            f"{arm} {repeat}: {steps:.2f} of {mine['alone_steps'][-1]:.2f} steps/s, {mine['left'][-1]:.0%} left; a "
-            f"token alone {brief(mine['alone_ms'])}, beside {brief(found['token_ms'])}; the first {brief(found['first_ms'])}"
+            f"{arm} {repeat}: {beside:.2f} of {alone:.2f} steps/s; a token alone {brief(alone_ms)}, "
+            f"beside {brief(found['token_ms'])}; the first {brief(found['first_ms'])}"
         )
-    for client, engine in engines.items():
-        kept["sleep"][client or "bare"] = ask(engine, "sleep", BUILD_S)
-        session.say(f"sleep, {client or 'bare'}: {kept['sleep'][client or 'bare']}")
-    session.store.keep("vllm", kept)
 
 
 def find(done: Done) -> Found:
-    """The figures."""
-    if "vllm" not in done:
+    """The figures, of the repeats that all arms have."""
+    repeats = [{arm: f"{arm}/{repeat}" for arm in ARMS} for repeat in range(len(done))]
+    parts = [{arm: done[key] for arm, key in keys.items()} for keys in repeats if done.keys() >= {*keys.values()}]
+    if not parts:
         return {}
-    kept, found = done["vllm"], Found()
+    found = Found()
     for arm in ARMS:
-        mine = kept[arm]
-        name = "vllm_tpot_p99_ratio" if arm == "cudasched" else f"vllm_tpot_p99_{arm}"
-        found[name] = pooled([mine["beside_ms"]], [mine["alone_ms"]])
-        steps = zip(mine["beside_steps"], mine["alone_steps"], mine["left"], strict=True)
-        shares = [beside / alone / left for beside, alone, left in steps]
-        found["vllm_training_share" if arm == "cudasched" else f"vllm_training_share_{arm}"] = median_of(shares)
-    found["vllm_asleep_differs"] = median_of([0.0 if each["same"] else 1.0 for each in kept["sleep"].values()])
+        mine, suffix = [part[arm] for part in parts], "" if arm == "cudasched" else f"_{arm}"
+        tokens, others = ([part[name] for part in mine] for name in ("token_ms", "alone_ms"))
+        found[f"vllm_tpot_p50_ratio{suffix}"] = pooled(tokens, others, statistics.median)
+        found[f"vllm_tpot_p99_ratio{suffix}"] = pooled(tokens, others)
+        left = [1 - part["steps"] * done["engines"]["step_s"] / part["seconds"] for part in mine]
+        shares = [part["training"] / part["training_alone"] / rest for part, rest in zip(mine, left, strict=True)]
+        found[f"vllm_training_share{suffix}"] = median_of(shares)
+        of_time_slices = [part[arm]["training"] / part["time_slices"]["training"] for part in parts]
+        if arm != "time_slices":
+            found[f"vllm_training_of_time_slices{suffix}"] = median_of(of_time_slices)
+    found["vllm_asleep_differs"] = median_of([0.0 if same else 1.0 for same in done["engines"]["same"]])
     return found
 
 
@@ -112,11 +116,18 @@ BENCHMARK = Benchmark(
     find=find,
     goals={
         "vllm_tpot_p99_ratio": (1.25, "less"),
-        "vllm_tpot_p99_training_only": (0.0, "more"),
-        "vllm_tpot_p99_time_slices": (0.0, "more"),
         "vllm_training_share": (0.9, "more"),
-        "vllm_training_share_training_only": (0.0, "more"),
-        "vllm_training_share_time_slices": (0.0, "more"),
+        **{
+            name + suffix: (0.0, "more")
+            for name in ("vllm_tpot_p50_ratio", "vllm_training_of_time_slices")
+            for suffix in ("", "_training_only")
+        },
+        **{
+            f"{name}_{arm}": (0.0, "more")
+            for name in ("vllm_tpot_p99_ratio", "vllm_training_share")
+            for arm in ("training_only", "time_slices")
+        },
+        "vllm_tpot_p50_ratio_time_slices": (0.0, "more"),
         "vllm_asleep_differs": (0.0, "less"),
     },
     settings={"seconds": (13.0, 2.5), "repeats": (5, 1)},

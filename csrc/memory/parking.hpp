@@ -2,8 +2,8 @@
 // back to the GPU. Mechanism only. The caller has shown that no work uses the pool's memory, and that no call will
 // before all chunks are back (runtime/memory/pager.hpp).
 //
-// Copies go in pieces, two outstanding: a request's own copy waits for these alone. Beside a server on an H200, pieces of
-// 4 MiB had 0.88 of the rate of one copy, of 16 MiB 0.95.
+// Copies go in pieces, two outstanding: a request's own copy waits for these alone. Beside a server on an H200, pieces
+// of 4 MiB had 0.88 of the rate of one copy, of 16 MiB 0.95.
 //
 // Threads: one at a time. The pool's lock is held in a move.
 #pragma once
@@ -34,8 +34,9 @@ class Parking {
   // False: it cannot be had.
   bool make_room(Bytes more) noexcept;
 
-  // Moves whole chunks away, in pieces of `most` bytes, until these are `least` bytes, or no more are there or fit into the arena; by address.
-  // Returns their bytes. Where the driver refuses a copy or an unmapping, that chunk and those behind it stay.
+  // Moves whole chunks away, in pieces of `most` bytes, until these are `least` bytes, or no more are there or fit into
+  // the arena; by address. Returns their bytes. Where the driver refuses a copy or an unmapping, that chunk and those
+  // behind it stay.
   Bytes move_out(Bytes least, Bytes most) noexcept;
   // False: the GPU has no room, and all stays away.
   bool move_in(Bytes most) noexcept;

@@ -137,10 +137,10 @@ class Gate {
   struct Aside {
     bool interrupted = false;  // the GPU interrupts kernels of this process for latency clients of others
     bool copies = false;       // then: and its copies
-    bool pauses = false;       // another best-effort client asks for pauses: launches are held as beside a latency client
+    bool pauses = false;  // another best-effort client asks for pauses: launches are held as beside a latency client
   };
-  // Where it is interrupted, the time in flight needs no bound, and under the default policy the gate holds nothing. The
-  // ticker's.
+  // Where it is interrupted, the time in flight needs no bound, and under the default policy the gate holds nothing.
+  // The ticker's.
   void step_aside(const Aside& of) noexcept {
     interrupted_.store(of.interrupted && !of.pauses, std::memory_order_relaxed);
     copies_interrupted_.store(of.interrupted && of.copies, std::memory_order_relaxed);

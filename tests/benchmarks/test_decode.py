@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cudasched.demo.arrivals import schedule
 
+from benchmarks.decode import benchmark
 from benchmarks.decode.benchmark import ARMS, BENCHMARK, ENGINE, find
 from benchmarks.lab.run import run
 
@@ -28,15 +29,19 @@ def program() -> ModuleType:
 
 
 def kept(factor: float = 1.0, same: bool = True) -> dict[str, Any]:
-    arm: dict[str, list[float]] = {"alone_ms": [2.0] * 100, "beside_ms": [2.0 * factor] * 50}
-    arm |= {"alone_steps": [10.0], "beside_steps": [6.0], "left": [0.75]}
-    return {"vllm": {"step_s": 0.01, "sleep": {"bare": {"same": same}}, **dict.fromkeys(ARMS, arm)}}
+    part = {"alone_ms": [2.0] * 100, "token_ms": [2.0 * factor] * 50, "training_alone": 10.0, "training": 6.0}
+    part |= {"steps": 100, "seconds": 4.0}
+    slower = {**part, "training": 3.0}
+    arms = {f"{arm}/0": slower if arm == "cudasched" else part for arm in ARMS}
+    return {"engines": {"step_s": 0.01, "same": [same]}, **arms, "time_slices/1": part}
 
 
 def test_figures_are_over_what_was_alone_and_over_the_time_that_is_left() -> None:
     found = find(kept(1.2))
-    assert found["vllm_tpot_p99_ratio"] == pytest.approx((1.2, 1.2, 1.2, 50))
-    assert found["vllm_training_share"][0] == pytest.approx(0.8) and found["vllm_asleep_differs"][0] == 0
+    assert found["vllm_tpot_p99_ratio"] == pytest.approx((1.2, 1.2, 1.2, 50)), "of repeats that all arms have"
+    assert found["vllm_tpot_p50_ratio"][0] == pytest.approx(1.2)
+    assert found["vllm_training_share"][0] == pytest.approx(0.4) and found["vllm_asleep_differs"][0] == 0
+    assert found["vllm_training_of_time_slices"][0] == pytest.approx(0.5)
     assert set(found) == set(BENCHMARK.goals)
     assert find(kept(same=False))["vllm_asleep_differs"][0] == 1 and find({}) == {}
 
@@ -76,10 +81,13 @@ def test_every_request_is_answered_and_timed_from_its_first_token(
     assert len(program.serve(Engine(), [0.0])["token_ms"]) == 1
 
 
-def test_a_rehearsal_has_all_arms(tmp_path: Path) -> None:
+def test_a_rehearsal_has_all_arms_and_measures_none_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "inference.json"
     assert run("vllm", ["--rehearse", "--out", str(out)]) == 0
-    made = json.loads(out.with_suffix(".cells").read_text())["done"]["vllm"]
-    assert all(made[arm]["alone_ms"] and made[arm]["beside_ms"] and made[arm]["beside_steps"][0] > 0 for arm in ARMS)
-    assert made["step_s"] > 0 and all(0 < made[arm]["left"][0] < 1 for arm in ARMS)
-    assert set(made["sleep"]) == {"bare", "latency"}
+    made = json.loads(out.with_suffix(".cells").read_text())["done"]
+    assert set(made) == {"engines", *(f"{arm}/0" for arm in ARMS)}
+    assert made["engines"]["step_s"] > 0 and made["engines"]["same"] == [True, True]
+    assert all(made[f"{arm}/0"]["alone_ms"] and made[f"{arm}/0"]["token_ms"] for arm in ARMS)
+    assert all(made[f"{arm}/0"]["training"] > 0 and made[f"{arm}/0"]["steps"] > 0 for arm in ARMS)
+    monkeypatch.setattr(benchmark, "built", pytest.fail)  # nothing starts
+    assert run("vllm", ["--rehearse", "--out", str(out)]) == 0

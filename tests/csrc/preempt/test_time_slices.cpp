@@ -90,6 +90,7 @@ TEST_F(TimeSlicesTest, AreSetAndSetAgainAfterLibcudasOwn) {
   EXPECT_EQ(slices_.state(), State::kOn);
   EXPECT_EQ(slices_.us(), 1U);
   EXPECT_EQ(slices_.calls(), 2U);  // of kernels and of copies
+  EXPECT_TRUE(slices_.interrupts_copies());
   keep(1, milliseconds(250));
   EXPECT_EQ(slices_.calls(), 3U);  // libcuda's own came between
   EXPECT_EQ(slices_.state(), State::kOn);
@@ -132,6 +133,7 @@ TEST_F(TimeSlicesTest, ADriverThatRefusesThoseOfCopiesLeavesThoseOfKernels) {
   slices_.keep(1, now_ns());
   EXPECT_EQ(slices_.state(), State::kOn);
   EXPECT_EQ(slices_.why(), "");
+  EXPECT_FALSE(slices_.interrupts_copies());
   EXPECT_EQ(slices_.calls(), 2U);
   keep(1, milliseconds(250));
   EXPECT_EQ(slices_.state(), State::kOn);
