@@ -2,7 +2,8 @@
 
 vLLM's engine and the training are built once each for all arms, with and without cudasched, and take turns. In each
 repeat an arm's engine answers the same requests alone and beside the training. The arm `training_only` has vLLM as it
-is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under `--class latency`, too.
+is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under `--class latency`, too; in
+`cudasched_500us` the training has longer time slices as well.
 
 `vllm_tpot_p99_ratio` is P99 of the time per output token of `cudasched` beside over alone, over the requests of all
 repeats; the same of `training_only`, and of `time_slices` without cudasched; and of P50. `vllm_training_of_time_slices`
@@ -27,12 +28,13 @@ from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, brief, median_of
 
 ENGINE = Path(__file__).with_name("engine.py")
-ARMS: dict[str, tuple[str | None, str | None]] = {
-    "time_slices": (None, None),
-    "training_only": (None, "best-effort"),
-    "cudasched": ("latency", "best-effort"),
+ARMS: dict[str, tuple[str | None, str | None, str]] = {
+    "time_slices": (None, None, "auto"),
+    "training_only": (None, "best-effort", "auto"),
+    "cudasched": ("latency", "best-effort", "auto"),
+    "cudasched_500us": ("latency", "best-effort", "500"),
 }
-"""The class of vLLM, and that of the training."""
+"""The class of vLLM, and that of the training with its time slice."""
 TRAINING = "transformers_llama"
 RATE_HZ = 16.0
 PROFILED_S = 2.0
@@ -49,9 +51,13 @@ def measure(lab: Processes) -> None:
         return
     session.need(BUILD_S / 2)
     simulate = ["--simulate"] if session.rehearsal else []
-    served, trained_as = ({classes[place] for classes in ARMS.values()} for place in (0, 1))
-    trainings = {client: lab.program(TRAINING, client_class=client, read_every=2) for client in trained_as}
-    engines = {client: lab.start(ENGINE, *simulate, client_class=client) for client in served}
+    trainings = {
+        (client, us): lab.program(
+            TRAINING, client_class=client, read_every=2, environment={"CUDASCHED_TIME_SLICE_US": us}
+        )
+        for client, us in {(client, us) for _, client, us in ARMS.values()}
+    }
+    engines = {client: lab.start(ENGINE, *simulate, client_class=client) for client in {None, "latency"}}
     built(*trainings.values())
     for engine in engines.values():  # one after another: each looks how much memory is free
         engine.answer(BUILD_S, "imported")
@@ -73,7 +79,7 @@ def measure(lab: Processes) -> None:
         if f"{arm}/{repeat}" in session.store.done:
             continue
         session.need(3 * seconds)
-        training, found = trainings[ARMS[arm][1]], dict[str, Any]()
+        training, found = trainings[ARMS[arm][1:]], dict[str, Any]()
         alone_ms = requests(arm, repeat)["token_ms"]
         ask(training, "start")
         alone, _ = trained(training, seconds / 4, lambda: time.sleep(seconds / 4 + HEAD_START_S))
@@ -120,16 +126,17 @@ BENCHMARK = Benchmark(
         **{
             name + suffix: (0.0, "more")
             for name in ("vllm_tpot_p50_ratio", "vllm_training_of_time_slices")
-            for suffix in ("", "_training_only")
+            for suffix in ("", "_training_only", "_cudasched_500us")
         },
         **{
             f"{name}_{arm}": (0.0, "more")
             for name in ("vllm_tpot_p99_ratio", "vllm_training_share")
-            for arm in ("training_only", "time_slices")
+            for arm in ("training_only", "time_slices", "cudasched_500us")
         },
         "vllm_tpot_p50_ratio_time_slices": (0.0, "more"),
         "vllm_asleep_differs": (0.0, "less"),
     },
     settings={"seconds": (13.0, 2.5), "repeats": (5, 1)},
+    limits={"vllm_training_share": "an engine with requests leaves the GPU idle for less than a change of contexts"},
     results="inference",
 )
