@@ -40,6 +40,8 @@ RATE_HZ = 16.0
 PROFILED_S = 2.0
 """The profiler's events of a second take many to read."""
 BUILD_S = 300.0
+ALONE_S = 3.0
+"""Of the training, in each repeat."""
 
 
 def measure(lab: Processes) -> None:
@@ -53,7 +55,7 @@ def measure(lab: Processes) -> None:
     simulate = ["--simulate"] if session.rehearsal else []
     trainings = {
         (client, us): lab.program(
-            TRAINING, client_class=client, read_every=2, environment={"CUDASCHED_TIME_SLICE_US": us}
+            TRAINING, client_class=client, read_every=1, environment={"CUDASCHED_TIME_SLICE_US": us}
         )
         for client, us in {(client, us) for _, client, us in ARMS.values()}
     }
@@ -82,7 +84,7 @@ def measure(lab: Processes) -> None:
         training, found = trainings[ARMS[arm][1:]], dict[str, Any]()
         alone_ms = requests(arm, repeat)["token_ms"]
         ask(training, "start")
-        alone, _ = trained(training, seconds / 4, lambda: time.sleep(seconds / 4 + HEAD_START_S))
+        alone, _ = trained(training, ALONE_S, lambda: time.sleep(ALONE_S + HEAD_START_S))
         asked = partial(requests, arm, repeat, HEAD_START_S)
         beside, _ = trained(training, seconds, lambda found=found, asked=asked: found.update(asked()))
         ask(training, "pause")

@@ -21,7 +21,7 @@ from typing import Any
 
 from cudasched.demo.harness import Child, HarnessError
 
-from benchmarks.lab.processes import Processes, ask, built, in_processes, latencies, pooled, trained
+from benchmarks.lab.processes import Processes, ask, built, in_processes, latencies, per_second, pooled
 from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Figure, Found, brief, once
 
@@ -46,7 +46,7 @@ def measure(lab: Processes) -> None:
         "quiet": lab.start(PROGRAM, "--quiet", *simulate, imports_cudasched=True),
     }
     beside: dict[str, tuple[Child, Child]] = {
-        arm: (lab.server(client_class=latency), lab.program(TRAINING, client_class=best_effort, read_every=2))
+        arm: (lab.server(client_class=latency), lab.program(TRAINING, client_class=best_effort, read_every=1))
         for arm, latency, best_effort in (("bare", None, None), ("quiet", "latency", "best-effort"))
     }
     for arm in tuners:  # the second finds what the first has compiled
@@ -61,24 +61,22 @@ def measure(lab: Processes) -> None:
         """Requests and steps of windows in which the tuner was at work, or of as many seconds without it."""
         server, training = beside[arm]
         windows: list[list[float]] = []
-        rates: list[float] = []
-
-        def requests() -> None:
-            windows.extend(latencies([server], options.seconds, len(rates), rate_hz=RATE_HZ))
-
         ask(training, "start")
+        ends_ns = [time.monotonic_ns()]
         with ThreadPoolExecutor(1) as thread:
             tuner = thread.submit(tune, arm) if tuning else None
-            while not tuner.done() if tuner else len(rates) * options.seconds < options.without:
-                rates.append(trained(training, options.seconds, requests)[0])
+            while not tuner.done() if tuner else len(windows) * options.seconds < options.without:
+                windows.extend(latencies([server], options.seconds, len(windows), rate_hz=RATE_HZ))
+                ends_ns.append(time.monotonic_ns())
         found = tuner.result() if tuner else {}
         if tuner:
-            del rates[-1:], windows[-1:]  # the tuner ended in it
-        ask(training, "pause")
-        if not rates:
+            del ends_ns[-1:], windows[-1:]  # the tuner ended in it
+        if not windows:
             raise HarnessError("the tuner ended within a window: use shorter ones")
+        readings = ask(training, "readings", from_ns=ends_ns[0], until_ns=ends_ns[-1])["readings"]
+        ask(training, "pause")
         latency_ms = list(itertools.chain.from_iterable(windows))
-        return {**found, "latency_ms": latency_ms, "steps_per_s": statistics.fmean(rates)}
+        return {**found, "latency_ms": latency_ms, "steps_per_s": per_second(readings)}
 
     idle = tune("bare")
     kept: dict[str, Any] = {"idle": idle["times_ms"], "idle_s": idle["tune_s"]}
@@ -128,5 +126,5 @@ BENCHMARK = Benchmark(
         **dict.fromkeys(("quiet_training", "bare_training", "quiet_seconds", "bare_seconds"), (0.0, "more")),
     },
     results="foresight",
-    settings={"seconds": 2.0, "without": (17.0, 1.0)},
+    settings={"seconds": 2.0, "without": (17.0, 3.0)},
 )
