@@ -55,7 +55,7 @@ def measure(lab: Processes) -> None:
     simulate = ["--simulate"] if session.rehearsal else []
     trainings = {
         (client, us): lab.program(
-            TRAINING, client_class=client, read_every=1, environment={"CUDASCHED_TIME_SLICE_US": us}
+            TRAINING, client_class=client, read_every=lab.often, environment={"CUDASCHED_TIME_SLICE_US": us}
         )
         for client, us in {(client, us) for _, client, us in ARMS.values()}
     }

@@ -77,6 +77,11 @@ class Processes:
         self._children.append(child)
         return child
 
+    @property
+    def often(self) -> int:
+        """Steps from one reading of a training to the next, where steps are counted: a rehearsal's cells are short."""
+        return 1 if self.session.rehearsal else 2
+
     def program(self, name: str, client_class: str | None = None, read_every: int | None = None, **more: Any) -> Child:
         """A program of the breadth benchmark."""
         arguments = [SIMULATED[name], "--simulate"] if self.session.rehearsal else [name]

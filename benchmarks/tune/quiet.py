@@ -46,7 +46,7 @@ def measure(lab: Processes) -> None:
         "quiet": lab.start(PROGRAM, "--quiet", *simulate, imports_cudasched=True),
     }
     beside: dict[str, tuple[Child, Child]] = {
-        arm: (lab.server(client_class=latency), lab.program(TRAINING, client_class=best_effort, read_every=1))
+        arm: (lab.server(client_class=latency), lab.program(TRAINING, client_class=best_effort, read_every=lab.often))
         for arm, latency, best_effort in (("bare", None, None), ("quiet", "latency", "best-effort"))
     }
     for arm in tuners:  # the second finds what the first has compiled
