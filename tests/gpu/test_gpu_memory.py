@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def test_pageable_memory_is_plain_memory_to_pytorch(start: Start) -> None:
 # Little of the GPU is free, so that no more than 3 GiB move, on any GPU and beside any host's memory.
 @pytest.mark.usefixtures("most_of_the_memory")
 def test_a_latency_client_gets_memory_that_a_training_uses(start: Start) -> None:
-    telling = {"CUDASCHED_LOG": "info", "CUDA_VISIBLE_DEVICES": "0"}
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    telling = {"CUDASCHED_LOG": "info", "CUDA_VISIBLE_DEVICES": gpu}
     parks = {"CUDASCHED_PAGEABLE": "on", "CUDASCHED_PARK": "6GiB", **telling}
     patient = {"CUDASCHED_GIVE_BACK_MS": "30000", **telling}
     keeper = start("memory.py", "parked", "5", client_class="best_effort", settings=parks)
