@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -33,46 +32,6 @@ bool Parking::prepare() noexcept {
 }
 
 bool Parking::is_away(Bytes at) const noexcept { return std::ranges::binary_search(away_, at, {}, &Away::at); }
-
-// The pool's lock is held.
-std::vector<Parking::Away> Parking::chosen(Bytes least, Bytes room) const {
-  std::vector<Away> candidates;
-  for (const auto& [at, piece] : pool_.layout_.chunks()) {
-    if (!is_away(at)) candidates.push_back({at, piece.bytes, 0});
-  }
-  std::ranges::stable_sort(candidates, std::greater<>(), &Away::bytes);
-  std::vector<Away> chunks;
-  Bytes bytes = 0;
-  const auto take = [&](const Away& chunk) {
-    if (chunk.bytes > room - bytes) return;
-    bytes += chunk.bytes;
-    chunks.push_back(chunk);
-  };
-  const Away* larger = nullptr;  // the smallest that is larger than the rest
-  for (const Away& each : candidates) {
-    if (each.bytes > least - bytes) {
-      larger = &each;
-    } else {
-      take(each);
-    }
-  }
-  if (bytes < least && larger != nullptr) take(*larger);
-  std::erase_if(chunks, [&](const Away& each) {  // what the larger one has made needless
-    const bool needless = bytes - each.bytes >= least;
-    if (needless) bytes -= each.bytes;
-    return needless;
-  });
-  Bytes place = bytes_;
-  for (Away& each : chunks) each.place = std::exchange(place, place + each.bytes);
-  return chunks;
-}
-
-Bytes Parking::needed(Bytes least) const {
-  const Pool::Lock held(pool_.mutex_);
-  Bytes bytes = 0;
-  for (const Away& each : chosen(least, UINT64_MAX)) bytes += each.bytes;
-  return bytes;
-}
 
 // begin(chunk) goes before the first piece of each chunk and done(chunk) behind the last, while pieces of the chunk
 // before and of the next one are under way. False: a copy or one of these failed, and nothing is under way.
@@ -113,7 +72,14 @@ Bytes Parking::move_out(Bytes least, Bytes most) noexcept {
     const Pool::Lock held(pool_.mutex_);
     const driver::CurrentContext here(pool_.context_);
     if (!here.ok() || !prepare()) return 0;
-    const std::vector<Away> chunks = chosen(least, arena_.bytes() - bytes_);
+    std::vector<Away> chunks;
+    Bytes place = bytes_;
+    for (const auto& [at, piece] : pool_.layout_.chunks()) {
+      if (place - bytes_ >= least) break;
+      if (is_away(at) || place + piece.bytes > arena_.bytes()) continue;
+      chunks.push_back({at, piece.bytes, place});
+      place += piece.bytes;
+    }
     std::vector<Away> all = away_;
     all.reserve(away_.size() + chunks.size());
     away_.swap(all);

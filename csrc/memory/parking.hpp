@@ -29,16 +29,14 @@ class Parking {
   // Of chunks that are away.
   Bytes bytes() const noexcept { return bytes_; }
   Bytes pinned() const noexcept { return arena_.bytes(); }
-  // Of the chunks that go where `least` bytes have to.
-  Bytes needed(Bytes least) const;
   // Host memory that has to be pinned before `more` bytes can go.
   Bytes lacks(Bytes more) const noexcept;
   // False: it cannot be had.
   bool make_room(Bytes more) noexcept;
 
   // Moves whole chunks away, in pieces of `most` bytes, until these are `least` bytes, or no more are there or fit into
-  // the arena: the largest first, and for the rest the smallest that will do. Returns their bytes. Where the driver
-  // refuses a copy or an unmapping, that chunk and those behind it stay.
+  // the arena; by address. Returns their bytes. Where the driver refuses a copy or an unmapping, that chunk and those
+  // behind it stay.
   Bytes move_out(Bytes least, Bytes most) noexcept;
   // False: the GPU has no room, and all stays away.
   bool move_in(Bytes most) noexcept;
@@ -56,7 +54,6 @@ class Parking {
 
   bool prepare() noexcept;
   bool is_away(Bytes at) const noexcept;
-  std::vector<Away> chosen(Bytes least, Bytes room) const;
   template <typename Begin, typename Done>
   bool copy(const std::vector<Away>& chunks, Way way, Bytes most, Begin&& begin, Done&& done) noexcept;
   bool map(const Away& chunk, Chunk handle) noexcept;

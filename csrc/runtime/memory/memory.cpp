@@ -113,7 +113,7 @@ void Memory::configure(const Settings& settings) {
                       " that this program holds on a GPU: free some first, or set it higher");
   }
   holdings.set_limit(settings.memory_limit);
-  pageable.configure(settings.pageable, settings.park);
+  pageable.configure(settings.pageable);
   pager.configure(settings.park);
   pager.take_turns(settings.give_back_ns == 0 ? 0 : settings.memory_turn_ns);
   if (settings.pageable && settings.park != 0) driver::barrier().arm();

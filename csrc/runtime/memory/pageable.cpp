@@ -20,16 +20,6 @@ using driver::table;
 
 namespace {
 
-// The driver's time goes by the chunk: 2 GiB take 9.2 ms in chunks of 32 MiB, 2.7 ms in one, 3.1 ms with cuMemAlloc and
-// cuMemFree (H200). But a chunk moves as a whole, and several have to fit into the host memory.
-constexpr memory::Bytes kLargestChunk = memory::Bytes{2} << 30;
-constexpr memory::Bytes kChunksAway = 8;
-
-memory::Bytes chunk_bytes(std::uint64_t park) noexcept {
-  if (park == 0) return kLargestChunk;
-  return std::clamp<memory::Bytes>(park / kChunksAway, memory::Pool::kChunkBytes, kLargestChunk);
-}
-
 const queue::Queue* queue_of_gpu() noexcept {
   const Device* const device = engine().known_device(0);
   return device != nullptr ? device->queue() : nullptr;
@@ -51,7 +41,7 @@ memory::Pool* Pageable::pool() noexcept {
       return nullptr;
     }
     try {
-      pool_ = new memory::Pool({.chunk_bytes = chunk_bytes(park_.load(std::memory_order_relaxed))});
+      pool_ = new memory::Pool(memory::Pool::Options{});
     } catch (const std::exception& error) {
       stop();
       log::warning("pageable memory is not to be had here, allocations are plain: " + std::string(error.what()));

@@ -16,7 +16,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -31,11 +30,7 @@ class Pageable {
  public:
   static constexpr std::size_t kLeastBytes = std::size_t{2} << 20;
 
-  // `park`: bytes of the host that the memory may move to.
-  void configure(bool wanted, std::uint64_t park) noexcept {
-    wanted_.store(wanted, std::memory_order_relaxed);
-    park_.store(park, std::memory_order_relaxed);
-  }
+  void configure(bool wanted) noexcept { wanted_.store(wanted, std::memory_order_relaxed); }
 
   std::optional<CUresult> allocate(CUdeviceptr* pointer, std::size_t bytes) noexcept;
   // Once all of the context's work is done, or, while a stream captures, later. Everything queued was submitted. False:
@@ -79,7 +74,6 @@ class Pageable {
   void give_back(const std::vector<CUdeviceptr>& pointers) noexcept;
 
   std::atomic<bool> wanted_{false};
-  std::atomic<std::uint64_t> park_{0};
   std::atomic<bool> stopped_{false};
   std::atomic<bool> used_{false};  // there have been blocks
   std::atomic<bool> late_{false};  // some are

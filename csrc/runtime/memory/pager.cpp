@@ -91,7 +91,8 @@ std::string Pager::move_away(Device& device, std::uint64_t least) {
   note();
   if (parking_ == nullptr || movable() == 0) return kHasNone;
   const std::uint64_t bytes = std::min(std::max(least, memory::Pool::kChunkBytes), movable());
-  const std::uint64_t room = std::min(parking_->needed(bytes), movable());
+  // Whole chunks, the last of which may be larger than the rest.
+  const std::uint64_t room = std::min(bytes + memory::Pool::kChunkBytes, movable());
   if (std::string why = pin_in_turn(device, room); !why.empty()) return why;
   if (parking_->bytes() == 0) {
     std::string why = stop_program();

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "driver/driver.hpp"
-#include "memory/parking.hpp"
 #include "memory/pool.hpp"
 #include "simulated_driver/fixture.hpp"
 
@@ -364,24 +363,6 @@ TEST_F(PoolTest, ThreadsShareAPool) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(pool().statistics().blocks, 0U);
   EXPECT_LE(pool().statistics().peak_reserved, 48 * kMiB);
-}
-
-// ---- chunks that move to the host (parking.hpp)
-
-TEST_F(PoolTest, TheLargestChunksMoveAndForTheRestTheSmallestThatWillDo) {
-  std::vector<CUdeviceptr> blocks;
-  for (const Bytes mib : {100, 40, 8, 20}) blocks.push_back(pool(0, 256 * kMiB).allocate_idle(mib * kMiB));
-  Parking parking(pool(), 128 * kMiB);
-  EXPECT_EQ(parking.needed(46 * kMiB), 48 * kMiB);
-  EXPECT_EQ(parking.needed(60 * kMiB), 60 * kMiB);
-  EXPECT_EQ(parking.needed(90 * kMiB), 100 * kMiB);
-  EXPECT_EQ(parking.needed(UINT64_MAX), 168 * kMiB);
-  ASSERT_TRUE(parking.make_room(48 * kMiB));  // a segment of 64 MiB
-  EXPECT_EQ(parking.move_out(150 * kMiB, kMiB), 60 * kMiB) << "the largest and the smallest do not fit";
-  EXPECT_EQ(free_memory(), free_before_ - 108 * kMiB);
-  EXPECT_TRUE(parking.move_in(kMiB));
-  EXPECT_EQ(free_memory(), free_before_ - 168 * kMiB);
-  for (const CUdeviceptr block : blocks) pool().free_idle(block);
 }
 
 }  // namespace

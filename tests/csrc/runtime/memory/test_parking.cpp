@@ -39,7 +39,7 @@ using test::Program;
 // Each test is a process of its own, and a best-effort one. A giver's thread serves want().
 class ParkingTest : public ::testing::Test {
  protected:
-  explicit ParkingTest(const char* host_memory = "256MiB") : settings_(host_memory) {
+  explicit ParkingTest(const char* host_memory = "1GiB") : settings_(host_memory) {
     Program::check(program_.launch(0));  // a client, whose launches are offloaded
   }
   ~ParkingTest() override {
