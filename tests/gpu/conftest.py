@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -33,6 +35,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def share_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test marked `alone` runs while no other of these does, whatever process runs it.
+
+    Others take the first lock in turn and pass; one that is alone keeps it while the tests before it end.
+    """
+    locks = Path(tempfile.gettempdir())
+    with (locks / "cudasched-tests-gpu-turn").open("w") as turn, (locks / "cudasched-tests-gpu").open("w") as gpu:
+        alone = request.node.get_closest_marker("alone") is not None
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(gpu, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
 
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -24,6 +24,7 @@ def own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDASCHED_RUN_DIR", str(tmp_path / "run"))
 
 
+@pytest.mark.alone
 def test_libcudas_own_is_replaced_and_stays_so(start: Start) -> None:
     trainer = start("trainer.py", client_class="best-effort")
     line_of(trainer, "")

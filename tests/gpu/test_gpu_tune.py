@@ -121,6 +121,7 @@ def test_beside_a_server_it_ends_with_samples_of_which_none_was_taken_beside_a_r
     assert {one.status for one in tuned.measurements.values()} <= {"ok", "disturbed"} and tuned.time_us > 0
 
 
+@pytest.mark.alone
 def test_a_training_pauses_while_a_quiet_tuner_samples_and_runs_in_between(start: Start) -> None:
     trainer = start("trainer.py", client_class="best-effort")
     line_of(trainer, "")
