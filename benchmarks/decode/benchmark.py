@@ -3,7 +3,7 @@
 vLLM's engine and the training are built once each for all arms, with and without cudasched, and take turns. In each
 repeat an arm's engine answers the same requests alone and beside the training. The arm `training_only` has vLLM as it
 is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under `--class latency`, too; in
-`cudasched_500us` and `cudasched_1us` the training's time slice is set, which keeps the gate in charge.
+`cudasched_500us` the training has longer time slices as well.
 
 `vllm_tpot_p99_ratio` is P99 of the time per output token of `cudasched` beside over alone, over the requests of all
 repeats; the same of `training_only`, and of `time_slices` without cudasched; and of P50. `vllm_training_of_time_slices`
@@ -33,7 +33,6 @@ ARMS: dict[str, tuple[str | None, str | None, str]] = {
     "training_only": (None, "best-effort", "auto"),
     "cudasched": ("latency", "best-effort", "auto"),
     "cudasched_500us": ("latency", "best-effort", "500"),
-    "cudasched_1us": ("latency", "best-effort", "1"),
 }
 """The class of vLLM, and that of the training with its time slice."""
 TRAINING = "transformers_llama"
