@@ -113,6 +113,42 @@ def test_a_wrapped_booster_is_unwrapped() -> None:
         predictor.Model.from_xgboost(object())
 
 
+def test_a_regressor_with_a_missing_value_of_its_own_is_refused() -> None:
+    """Guards against other predictions than the regressor's: its trees do not have that value."""
+    random = np.random.default_rng(8)
+    x, y = random.normal(size=(100, 2)), random.normal(9, size=100)
+    with pytest.raises(ModelError, match=r"-1\.0 for a missing value"):
+        predictor.Model.from_xgboost(xgboost.XGBRegressor(n_estimators=2, missing=-1.0, n_jobs=1).fit(x, y))
+
+
+def test_what_xgboost_saves_in_memory_is_taken() -> None:
+    """Guards against a TypeError with the whole file in its text."""
+    booster, x = trained()
+    assert (
+        predictor.Model(booster.save_raw("ubj")).margins(x).tobytes()
+        == predictor.Model.from_xgboost(booster).margins(x).tobytes()
+    )
+
+
+def test_columns_of_a_table_of_rows_are_the_features() -> None:
+    """Guards against predictions of a table whose columns are in another order."""
+    pandas = pytest.importorskip("pandas")
+    booster, x = trained(names=["waves", "blocks", "words", "a", "b"])
+    model = predictor.Model.from_xgboost(booster)
+    table = pandas.DataFrame(x, columns=list(model.feature_names))
+    assert model.margins(table).tobytes() == model.margins(x).tobytes()
+    for wrong, words in (
+        (table[["b", "a", "words", "blocks", "waves"]], "another order"),
+        (table.rename(columns={"a": "kind"}), "it lacks a and it has kind; a recording is given as a path"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            model.predict(wrong)
+        with pytest.raises(ModelError, match=words):
+            predictor.Model.from_xgboost(booster, replay=wrong)
+    with pytest.raises(ModelError, match=r"rows of features are numbers.*'x'"):
+        model.predict(table.astype(object).replace(table.iloc[0, 0], "x"))
+
+
 def test_a_model_can_carry_rows_that_prove_it(tmp_path: Path) -> None:
     booster, x = trained(names=["waves", "blocks", "words", "a", "b"])
     model = predictor.Model.from_xgboost(booster, replay=x[:20])
@@ -125,6 +161,9 @@ def test_a_model_can_carry_rows_that_prove_it(tmp_path: Path) -> None:
     saved[-2] ^= 1  # the last bit of the last margin
     with pytest.raises(ModelError, match="stored row 19"):
         predictor.Model(bytes(saved))
+    for wrong in (x[:20, :3], x[0]):
+        with pytest.raises(ModelError, match=r"rows to replay .*; \(n, 5\) is needed"):
+            predictor.Model.from_xgboost(booster, replay=wrong)
 
 
 @pytest.mark.parametrize("way", ["save", "to_onnx"])
@@ -337,9 +376,50 @@ def test_what_is_no_recording_is_refused() -> None:
         (table.drop_columns(["kind"]), "no column kind"),
         (table.drop_columns(["grid_x", "words"]), "no column grid_x, words"),
         (table.replace_schema_metadata(None), r"metadata has no cudasched\.sm_count"),
+        (table.combine_chunks().to_batches()[0], "not a RecordBatch"),
+        (told(table, sm_count="4294967296"), "no number for cudasched.sm_count"),
+        (told(table, sm_count=b"\xff"), "no number for cudasched.sm_count"),
+        (told(table, compute_capability="../9.0"), "'../9.0' for cudasched.compute_capability"),
+        # Guards against predictions of launches that are not there.
+        (with_column(table, "kind", [None] * 40), "column kind lacks values"),
+        (with_column(table, "function", [None] * 40), "column function lacks values"),
+        (with_column(table, "grid_x", [None] * 40), "column grid_x lacks values"),
+        (with_column(table, "grid_x", [-1] * 40), "column grid_x holds int64, which is no uint32"),
+        (with_column(table, "grid_x", [1.5] * 40), "column grid_x holds double, which is no uint32"),
+        (with_column(table, "words", ["ab"] * 40), "column words holds string"),
+        (with_column(table, "words", [[1, None]] * 40), "column words lacks values"),
     ):
         with pytest.raises(Error, match=words):
             model.predict(wrong)
+            _recording.capability_of(wrong)
+    for each in (predictor.outlook, predictor.train):
+        with pytest.raises(Error, match=r"a path or a pyarrow\.Table with its metadata, not a ndarray"):
+            each(np.zeros((2, len(model.feature_names)), np.float32))
+
+
+def told(table: Any, **metadata: str | bytes) -> Any:
+    """The table with other metadata."""
+    more = {f"cudasched.{name}".encode(): value for name, value in metadata.items()}
+    return table.replace_schema_metadata({**table.schema.metadata, **more})
+
+
+def with_column(table: Any, name: str, values: list[Any]) -> Any:
+    """The table with another column."""
+    pa = pytest.importorskip("pyarrow")
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+def test_types_that_a_tool_has_changed_are_changed_back() -> None:
+    """Guards against ArrowNotImplementedError of texts as polars exports them."""
+    pa = pytest.importorskip("pyarrow")
+    table, model = recording(), launch_model()
+    if not hasattr(pa, "string_view"):
+        pytest.skip("this pyarrow has no string_view")
+    for name in ("kind", "function"):
+        changed = table.set_column(
+            table.column_names.index(name), name, table[name].cast(pa.string()).cast(pa.string_view())
+        )
+        np.testing.assert_array_equal(model.predict(changed), model.predict(table))
 
 
 def test_the_recordings_gpu_chooses_the_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

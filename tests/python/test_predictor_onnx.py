@@ -107,6 +107,13 @@ def test_a_booster_keeps_its_bits_and_what_is_saved_is_a_model_that_loads(tmp_pa
     assert model.feature_names == tuple(f"log_{i}" for i in range(6))
 
 
+def test_a_model_without_trees_has_no_form_in_onnx() -> None:
+    """Guards against onnx's own ValueError of an empty attribute."""
+    booster = xgboost.train({"nthread": 1}, xgboost.DMatrix(np.ones((4, 2)), np.ones(4)), 0)
+    with pytest.raises(ModelError, match="without trees"):
+        predictor.Model.from_xgboost(booster).to_onnx()
+
+
 @pytest.mark.parametrize("order", ["BRANCH_LT", "BRANCH_LEQ", "BRANCH_GT", "BRANCH_GTE"])
 def test_all_four_orders_are_walked_as_onnx_runtime_does(order: str) -> None:
     content = ensemble([order] * 3)

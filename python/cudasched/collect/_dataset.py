@@ -291,7 +291,7 @@ def write(rows: Any, path: str | os.PathLike[str], *, like: str | os.PathLike[st
     timing = "both" if "elapsed_ns" in table.column_names else ""
     form = schema(timing).with_metadata(told)
     _refuse_missing(table.column_names, "the rows are no recording's")
-    columns = [_as_type(table[entry.name], entry) for entry in form]
+    columns = [as_type(table[entry.name], entry) for entry in form]
     made = arrow().Table.from_arrays(columns, schema=form)
     if wrong := _wrong(made):
         raise Error(f"the rows are no recording's: {wrong}")
@@ -313,7 +313,7 @@ def _arrow_table(rows: Any) -> pa.Table:
         raise Error(f"a {type(rows).__name__} is no table of launches: {_first_line(error)}") from None
 
 
-def _as_type(column: Any, entry: pa.Field) -> Any:
+def as_type(column: Any, entry: pa.Field) -> Any:
     """A column with the type that a recording has; a value that would change is refused."""
     pa = arrow()
     if column.type == entry.type:

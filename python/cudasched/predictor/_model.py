@@ -33,13 +33,13 @@ class Model:
     Immutable, and safe to ask from several threads; batches are walked without the GIL.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | bytes, *, isa: str | None = None) -> None:
+    def __init__(self, source: str | os.PathLike[str] | bytes | bytearray, *, isa: str | None = None) -> None:
         """Reads a model of XGBoost 2.1 to 3.x (JSON or UBJSON), or of `save`.
 
         Rows that the model carries are replayed: one other bit in a margin, and it is refused.
 
         Args:
-            source: A file, or a file's content.
+            source: A file, or a file's content, as `Booster.save_raw` gives it.
             isa: One of `isas`; None is the fastest that this processor and the model allow.
 
         Raises:
@@ -52,6 +52,7 @@ class Model:
         hook.load_core()
         from cudasched import _core
 
+        source = bytes(source) if isinstance(source, bytearray) else source
         self._trees: _core.Trees | _onnx.Session = _core.Trees(source, isa)
         self._saved = source if isinstance(source, bytes) else Path(source).read_bytes()
         self._source = "bytes" if isinstance(source, bytes) else os.fspath(source)
@@ -70,10 +71,14 @@ class Model:
                 load, the machine is then checked to compute the same.
 
         Raises:
-            ModelError: The model is of a kind that is not supported, or its margins are not XGBoost's.
+            ModelError: The model is of a kind that is not supported, as is a regressor with a `missing` other than NaN;
+                `replay` has another shape; or the margins are not XGBoost's.
             TypeError: `booster` is no XGBoost model.
         """
         get_booster = getattr(booster, "get_booster", None)
+        missing = getattr(booster, "missing", None)
+        if missing is not None and missing == missing:  # the trees do not know it
+            raise ModelError(f"the regressor takes {missing!r} for a missing value: train it with NaN there")
         best = getattr(booster, "best_iteration", None) if get_booster is not None else None
         booster = get_booster() if get_booster is not None else booster
         if best is not None:
@@ -82,7 +87,9 @@ class Model:
             raise TypeError(f"an xgboost.Booster or a fitted xgboost.XGBRegressor is needed, not {type(booster)!r}")
         saved = bytes(booster.save_raw("ubj"))
         if replay is not None:
-            rows = _rows(replay)
+            rows = _rows(replay, tuple(booster.feature_names or ()))
+            if rows.ndim != 2 or rows.shape[1] != booster.num_features():
+                raise ModelError(f"rows to replay have the shape {rows.shape}; (n, {booster.num_features()}) is needed")
             margins = booster.inplace_predict(rows, predict_type="margin", validate_features=False)
             saved = _carrying(saved, rows, margins)
         return cls(saved)
@@ -185,9 +192,9 @@ class Model:
             rows: Shape (launches, features), taken as float32; NaN is a missing value.
 
         Raises:
-            ModelError: Another shape.
+            ModelError: Another shape, other values than numbers, or a table with other columns than the features.
         """
-        return self._trees.margins(_rows(rows))
+        return self._trees.margins(self._rows(rows))
 
     def predict(self, launches: Launches) -> NDArray[float64]:
         """Durations in ns, shape (launches,).
@@ -219,7 +226,7 @@ class Model:
             Error: It is no recording, or pyarrow is not installed.
         """
         rows, known = self._features(launches)
-        values = self._trees.contributions(_rows(rows))
+        values = self._trees.contributions(rows)
         # The bias is the model's, the same for all rows.
         bias = float(self._trees.contributions(numpy().full((1, self._trees.features), numpy().nan, "float32"))[0, -1])
         values = values[:, :-1]
@@ -239,10 +246,13 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model of {self.trees} trees, {self._trees.features} features, {self.isa}, from {self._source}>"
 
+    def _rows(self, rows: Any) -> NDArray[float32]:
+        return _rows(rows, tuple(self._trees.feature_names))
+
     def _features(self, launches: Launches) -> tuple[NDArray[float32], NDArray[Any] | None]:
         """Rows, and which of them are kernels of a recording; None where rows were given."""
         if not is_recording(launches):
-            return _rows(launches), None
+            return self._rows(launches), None
         wanted = feature_names()
         if self.feature_names != wanted:
             raise ModelError(
@@ -253,9 +263,20 @@ class Model:
         return feature_rows(launches)
 
 
-def _rows(rows: Any) -> NDArray[float32]:
+def _rows(rows: Any, names: tuple[str, ...]) -> NDArray[float32]:
+    """Rows of features of these names, if the model has names; a table's columns have them, too, in this order."""
     np = numpy()
-    array: NDArray[float32] = np.ascontiguousarray(rows, dtype=np.float32)
+    columns = getattr(rows, "columns", None)
+    found = names if columns is None else tuple(str(column) for column in columns)
+    if names and found != names:
+        raise ModelError(
+            f"the table's columns are not the model's features: {_difference(found, names)}; a recording is given as "
+            "a path, or as a pyarrow.Table with its metadata"
+        )
+    try:
+        array: NDArray[float32] = np.ascontiguousarray(rows, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"rows of features are numbers, of shape (launches, features): {error}") from None
     return array
 
 

@@ -43,9 +43,12 @@ def to_onnx(trees: Any, names: tuple[str, ...]) -> bytes:
 
     Raises:
         Error: onnx is not installed.
+        ModelError: There are no trees.
     """
     onnx = _onnx()
     np = numpy()
+    if not trees.trees:
+        raise ModelError("a model without trees has no form in ONNX: train it for a round at least")
     nodes = trees.nodes()
     tree, left, right = (nodes[name].astype(np.int64) for name in ("tree", "left", "right"))
     starts = np.searchsorted(tree, np.arange(trees.trees))

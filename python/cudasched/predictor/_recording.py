@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from cudasched import hook
@@ -45,6 +46,9 @@ def launch_columns(kernels: pa.Table) -> dict[str, Any]:
     missing = [name for name in (*_NUMBERS, "function", "words", "pointers") if name not in kernels.column_names]
     if missing:
         raise Error(f"the table is no recording of `cudasched collect`: it has no column {', '.join(missing)}")
+    lacking = [name for name in (*_NUMBERS, "function") if kernels[name].null_count]
+    if lacking:
+        raise Error(f"the table is no recording of `cudasched collect`: column {', '.join(lacking)} lacks values")
     functions = kernels["function"].cast("string").combine_chunks().dictionary_encode()
     columns: dict[str, Any] = {
         name: np.ascontiguousarray(kernels[name].combine_chunks().to_numpy(zero_copy_only=False)) for name in _NUMBERS
@@ -53,7 +57,10 @@ def launch_columns(kernels: pa.Table) -> dict[str, Any]:
     columns["functions"] = functions.dictionary.to_pylist()
     for name, singular in (("words", "word"), ("pointers", "pointer")):
         lists = kernels[name].combine_chunks()
-        columns[name] = np.ascontiguousarray(lists.flatten().to_numpy(zero_copy_only=False))
+        values = lists.flatten()
+        if values.null_count:
+            raise Error(f"the table is no recording of `cudasched collect`: column {name} lacks values")
+        columns[name] = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
         lengths = np.asarray(lists.value_lengths().fill_null(0))
         columns[f"{singular}_offsets"] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return columns
@@ -101,6 +108,8 @@ def _kernels(table: pa.Table) -> tuple[dict[str, Any], NDArray[bool_]]:
 
     if "kind" not in table.column_names:
         raise Error("the table is no recording of `cudasched collect`: it has no column kind")
+    if table["kind"].null_count:
+        raise Error("the table is no recording of `cudasched collect`: column kind lacks values")
     is_kernel = pc.equal(table["kind"].cast("string"), "kernel")
     return launch_columns(table.filter(is_kernel)), numpy().asarray(is_kernel)
 
@@ -110,7 +119,7 @@ def _device(table: pa.Table) -> tuple[int, int]:
     found = []
     for key in ("cudasched.sm_count", "cudasched.max_threads_per_sm"):
         text = _metadata(table, key)
-        if not (text.isascii() and text.isdigit()):
+        if not re.fullmatch("[0-9]{1,9}", text):
             raise Error(f"the table's metadata has no number for {key}: it is no recording of `cudasched collect`")
         found.append(int(text))
     return found[0], found[1]
@@ -124,24 +133,38 @@ def capability_of(launches: Any) -> str | None:
     """
     if not is_recording(launches):
         return None
-    return "sm_" + _metadata(_table(launches), "cudasched.compute_capability").replace(".", "")
+    text = _metadata(_table(launches), "cudasched.compute_capability")
+    if not re.fullmatch(r"[0-9]+\.[0-9]+", text):
+        raise Error(f"the table's metadata has {text!r} for cudasched.compute_capability, which is such as 9.0")
+    return "sm_" + text.replace(".", "")
 
 
 def _table(launches: Any) -> pa.Table:
-    """The recording's launches.
+    """The recording's launches, with columns of a recording's types.
 
     Raises:
-        Error: It cannot be read, or pyarrow is not installed.
+        Error: It is no recording, cannot be read, or pyarrow is not installed.
     """
-    if not isinstance(launches, (str, os.PathLike)):
-        return launches
     from cudasched import collect
+    from cudasched.collect import _dataset
 
-    return collect.read(launches)
+    if isinstance(launches, (str, os.PathLike)):
+        return collect.read(launches)
+    if not isinstance(launches, _dataset.arrow().Table):
+        raise Error(
+            f"a recording is a path or a pyarrow.Table with its metadata, not a {type(launches).__name__}; "
+            "cudasched.collect.write(rows, path, like=recording) makes one of another tool's rows"
+        )
+    form = _dataset.schema()
+    for place, name in enumerate(launches.column_names):
+        if name in form.names and launches.field(place).type != form.field(name).type:
+            column = _dataset.as_type(launches.column(place), form.field(name))
+            launches = launches.set_column(place, form.field(name), column)
+    return launches
 
 
 def _metadata(table: pa.Table, key: str) -> str:
     value = (table.schema.metadata or {}).get(key.encode())
     if not value:
         raise Error(f"the table's metadata has no {key}: it is no recording of `cudasched collect`, or lost its schema")
-    return str(value.decode())
+    return str(value.decode(errors="replace"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cudasched.errors import ModelError
 from cudasched.predictor._contributions import Contributions
 from cudasched.predictor._model import Model
-from cudasched.predictor._recording import _table, capability_of
+from cudasched.predictor._recording import _table, capability_of, is_recording
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -46,7 +46,7 @@ def predict(launches: Launches) -> NDArray[float64]:
         ModelError: No model is shipped for the GPU.
         Error: As `Model.predict`.
     """
-    launches = _table(launches)
+    launches = _table(launches) if is_recording(launches) else launches
     return load(architecture=capability_of(launches)).predict(launches)
 
 
@@ -57,7 +57,7 @@ def explain(launches: Launches) -> Contributions:
         ModelError: No model is shipped for the GPU.
         Error: As `Model.explain`.
     """
-    launches = _table(launches)
+    launches = _table(launches) if is_recording(launches) else launches
     return load(architecture=capability_of(launches)).explain(launches)
 
 
