@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from cudasched import errors, predictor
 from program import HOLDING, PATIENT, Stage
-from support import Run
+from support import PATIENCE_S, Run
 from test_advise import launch, recording
 
 pytest.importorskip("xgboost", reason="training needs XGBoost")
@@ -122,6 +123,21 @@ def test_a_pipe_is_written_to_and_never_replaced(data: Path, tmp_path: Path) -> 
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     reader.join()
     assert predictor.Model(got[0]).architecture == "sm_90"
+
+
+def test_a_model_on_standard_output_is_there_alone(data: Path, command: str, tmp_path: Path) -> None:
+    """Guards against a model with the command's report behind it, which no reader takes."""
+    out = tmp_path / "model.ubj"
+    with out.open("w") as file:
+        given = [command, "train", "--data", str(data), "-o", "/dev/stdout"]
+        done = subprocess.run(given, stdout=file, stderr=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_S)
+    assert predictor.load(out).architecture == "sm_90"
+    assert "trained on" in done.stderr and "CUDASCHED_MODEL" not in done.stderr
+
+
+def test_more_threads_than_xgboost_can_count_are_refused(cudasched: Run, data: Path) -> None:
+    done = cudasched("train", "--data", str(data), "--threads", "99999999999")
+    assert done.returncode == 2 and "--threads" in done.stderr, done.stderr
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_program_runs(

@@ -27,7 +27,7 @@ def command(
         Path | None,
         typer.Option("--output", "-o", help="The model's file. Without it, the scheduler finds the model by itself."),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Of XGBoost.", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="Of XGBoost.", min=1, max=1024)] = 2,
 ) -> int:
     """Train the predictor on a program's launches, for this GPU, and put the model into use."""
     from cudasched.predictor import train
@@ -35,7 +35,7 @@ def command(
 
     if (data is None) == (not program):
         raise ConfigError("name either a program to record, after `--`, or a recording with --data")
-    place_of(output)  # before the program runs, which may take long
+    place = place_of(output)  # before the program runs, which may take long
     with Scratch("train") as directory:
         if data is None:
             data = directory / "data.parquet"
@@ -45,11 +45,14 @@ def command(
             if code != 0:
                 print(f"cudasched: the program ended with {code}; its launches are trained on", file=sys.stderr)
         trained = train(data, output, threads=threads)
-    print(f"{trained.path}: a model for {trained.gpu} ({trained.architecture})")
-    print(f"trained on {trained.different:,} different launches of {trained.launches:,}")
-    print(f"on launches held out: median error {trained.error:.1%}, {trained.time_weighted:.1%} of the time")
+    report = [
+        f"{trained.path}: a model for {trained.gpu} ({trained.architecture})",
+        f"trained on {trained.different:,} different launches of {trained.launches:,}",
+        f"on launches held out: median error {trained.error:.1%}, {trained.time_weighted:.1%} of the time",
+    ]
     if output is None:
-        print("the scheduler uses it from the next program on")
-    else:
-        print(f"set CUDASCHED_MODEL={trained.path} to use it")
+        report.append("the scheduler uses it from the next program on")
+    elif not place.is_stream:
+        report.append(f"set CUDASCHED_MODEL={trained.path} to use it")
+    print("\n".join(report), file=sys.stderr if place.is_stream else sys.stdout)
     return 0
