@@ -19,7 +19,9 @@ def report_of(model: Path) -> dict[str, Any]:
     """What training.train wrote of a model. Raises InputError where it is damaged."""
     try:
         found: dict[str, Any] = json.loads((model / "report.json").read_text())
-    except ValueError:
+        if not {"recipe", "tried", "data", "recorded", "versions"} <= found.keys():
+            raise ValueError
+    except (ValueError, AttributeError):  # the latter where it is no object
         raise InputError(f"{model / 'report.json'} is damaged: train the model again") from None
     return found
 

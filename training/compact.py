@@ -70,6 +70,25 @@ def apart(table: pa.Table, taken: set[int]) -> pa.Table:
     return table
 
 
+def of_one_gpu(table: pa.Table, name: str, gpus: dict[str, str]) -> None:
+    """Refuses a recording of another GPU: of a file's one GPU, features are made.
+
+    Args:
+        table: A recording.
+        name: Its file's.
+        gpus: The GPUs of earlier ones, with a file's name each; gets this one's.
+
+    Raises:
+        InputError: Names two files and their GPUs.
+    """
+    from cudasched.collect._dataset import fact
+
+    gpus.setdefault(f"{fact(table, 'gpu')} with {fact(table, 'sm_count')} multiprocessors", name)
+    if len(gpus) > 1:
+        told = ", ".join(f"{file} of {gpu}" for gpu, file in gpus.items())
+        raise InputError(f"recordings of several GPUs cannot be joined: {told}")
+
+
 def sort_out(table: pa.Table, repeats: int) -> pa.Table:
     """Sweeps without set-up, warm-up and needless repeats."""
     label = table["label"]
@@ -161,11 +180,15 @@ def compact(
 
     Raises:
         FileNotFoundError: Nothing was recorded in `source`.
-        InputError: No launch of the sweeps has a label and a time: nothing would be left of them.
+        InputError: No launch of the sweeps has a label and a time: nothing would be left of them. Or the recordings are
+            of several GPUs, or in the directory that is written to.
     """
+    if out.resolve() == source.resolve():
+        raise InputError(f"{out} has the recordings: the files written there would be read as others the next time")
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[pa.Table]] = {"sweeps": [], "programs": []}
     recorded: dict[str, object] = {}
+    gpus: dict[str, str] = {}
     processes: set[int] = set()
     finished = set(source.glob("*.parquet"))
     unfinished = {journals.with_suffix("") for journals in source.glob("*.parquet.journals")}
@@ -176,6 +199,7 @@ def compact(
         except Exception as error:  # a file cut short before its first row group; the others are still worth having
             print(f"{path.name}: {error}", file=sys.stderr)
             continue
+        of_one_gpu(table, path.name, gpus)
         recorded[path.stem] = {"rows": len(table)}
         if (tally := path.with_suffix(".json")).exists():
             recorded[path.stem] = {"rows": len(table), **json.loads(tally.read_text())}

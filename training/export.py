@@ -137,11 +137,18 @@ def export(model: Path, data: Path, out: Path) -> None:
 
     Raises:
         ExportError: The model is not one to ship.
-        OSError: A file cannot be read or written.
+        Error: A file cannot be written, or would replace one that was read.
+        OSError: A file cannot be read.
     """
+    from cudasched._output import Output
     from cudasched.predictor import Model
     from cudasched.predictor._recording import feature_names
 
+    place = Output(out, option="--out", parents=True)
+    place.refuse(data, "the model would replace the recording")
+    place.refuse(model / "model.ubj", "the exported model would replace the trained one")
+    if out.suffix == ".md":
+        raise ExportError(f"{out}: the card has that suffix; name the model sm_XY.ubj")
     report = report_of(model)
     booster = xgboost.Booster()
     try:
@@ -155,8 +162,7 @@ def export(model: Path, data: Path, out: Path) -> None:
     expected = booster.inplace_predict(some, predict_type="margin", validate_features=False)
     if shipped.margins(some).tobytes() != np.asarray(expected).tobytes():
         raise ExportError("it answers otherwise than XGBoost")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    shipped.save(out)
+    shipped.save(place)
     out.with_suffix(".md").write_text(card(report, mdape, out.stem))
     print(f"{out}: {out.stat().st_size / 1024:.0f} KiB, median error on its own data {mdape:.1%}")
 

@@ -242,16 +242,17 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
 
     Raises:
         FileNotFoundError: `source` has no recordings.
-        InputError: One is damaged.
+        InputError: One is damaged, or they are of several GPUs.
     """
     import pyarrow as pa
 
-    from training.compact import apart, plain, read, write
+    from training.compact import apart, of_one_gpu, plain, read, write
 
     tables: dict[str, list[Any]] = {"libraries": [], SM_COUNTS: []}
     rows: dict[str, int] = {}
     about: dict[str, str] = {}
     processes: set[int] = set()
+    gpus: dict[str, str] = {}
     for path in sorted(source.glob("*.tar.xz")):
         with tempfile.TemporaryDirectory() as scratch:
             done = extract(path, Path(scratch))
@@ -263,6 +264,7 @@ def unpack(source: Path, out: Path) -> dict[str, int]:
         about |= {"training.python": str(done.get("python", "")), "training.date": str(done.get("date", ""))}
         if not table:
             continue
+        of_one_gpu(table, path.name, gpus)
         metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
         # Two events around nothing, as this program's process measured them.
         about[f"training.empty_pair_ns.{name}"] = metadata.get("cudasched.empty_pair_ns", "0")

@@ -202,13 +202,14 @@ def choose(
 
 def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: int = 60_000) -> Recipe:
     """Chooses a recipe on at most about `most` launches, trains it on all and writes `out`."""
+    from cudasched._output import Output
     from cudasched.predictor._recording import _metadata, capability_of, feature_names
 
     table = table_of(data)
     # Before the search, which takes long.
     about = {"cudasched_architecture": capability_of(table), "cudasched_gpu": _metadata(table, "cudasched.gpu")}
     sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
-    out.mkdir(parents=True, exist_ok=True)
+    model, about_it = (Output(out / name, parents=True) for name in ("model.ubj", "report.json"))
     launches = launches_of(table)
     names = feature_names()
     shown = launches.take(sample_groups(launches, launches.shape_group, most))
@@ -217,7 +218,7 @@ def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: in
     booster = fit(launches, names, recipe, threads)
     metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     booster.set_attr(**about)
-    booster.save_model(out / "model.ubj")
+    model.write(bytes(booster.save_raw("ubj")))
     report = {
         "recipe": asdict(recipe),
         "tried": tried,
@@ -232,8 +233,8 @@ def train(data: Path, out: Path, threads: int = 2, quick: bool = False, most: in
         "recorded": {key: value for key, value in metadata.items() if key.startswith("cudasched.")},
         "versions": {"xgboost": xgboost.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
     }
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{out / 'model.ubj'}: {recipe}", flush=True)
+    about_it.write(json.dumps(report, indent=1) + "\n")
+    print(f"{model.path}: {recipe}", flush=True)
     return recipe
 
 

@@ -93,6 +93,24 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
         compact.compact(tmp_path, tmp_path / "out")
 
 
+def test_recordings_of_two_gpus_are_not_joined(tmp_path: Path) -> None:
+    """Guards against features of one GPU's launches that are made of another GPU's multiprocessors."""
+    source = tmp_path / "recorded"
+    source.mkdir()
+    for name, sms in (("one", b"132"), ("other", b"78")):
+        table = recordings.table(recordings.sweep(7, 30, 1))
+        metadata = {**table.schema.metadata, b"cudasched.sm_count": sms}
+        pq.write_table(table.replace_schema_metadata(metadata), source / f"sweep-{name}.parquet")
+    with pytest.raises(ValueError, match=r"sweep-one.parquet of .* 132 .*, sweep-other.parquet of .* 78 "):
+        compact.compact(source, tmp_path / "out")
+
+
+def test_what_is_read_is_not_written_beside(recorded: Path) -> None:
+    """Guards against a second run that takes the first one's files for more recordings."""
+    with pytest.raises(ValueError, match="has the recordings"):
+        compact.compact(recorded, recorded)
+
+
 def test_processes_of_two_containers_stay_two(tmp_path: Path) -> None:
     """Each container counts its processes from 1."""
     pytest.importorskip("xgboost", reason="evaluation needs XGBoost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,40 @@ def test_a_refused_model_leaves_no_file(trained: Path, sweeps: Path, tmp_path: P
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["sweeps.parquet", "model.ubj", "model.md"])
+def test_an_exported_model_replaces_nothing_that_it_is_made_of(
+    name: str, trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a recording that `--out` replaced, and a model that its card did."""
+    model = tmp_path / "model"
+    shutil.copytree(trained, model)
+    shutil.copy(sweeps, model / "sweeps.parquet")
+    (model / "model.md").write_text("before")
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    given = ["--model", str(model), "--data", str(model / "sweeps.parquet"), "--out", str(model / name)]
+    assert export.main(given) == 1
+    assert "not exported: " in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_a_model_that_cannot_be_written_is_one_line_and_the_one_before_stays(
+    trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against XGBoost's stack trace over the half of a file."""
+    model = tmp_path / "model"
+    shutil.copytree(trained, model)
+    before = (model / "model.ubj").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as a full disk
+    try:
+        assert train.main(["--data", str(sweeps), "--out", str(model), "--quick", "--threads", "1"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = f"not trained: {model / 'model.ubj'}: it cannot be written: File too large\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert (model / "model.ubj").read_bytes() == before
+
+
 def test_nor_does_one_that_answers_otherwise_in_cpp(
     trained: Path, sweeps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,13 +200,15 @@ def test_what_nothing_can_be_made_of_is_one_line(
     assert said.startswith(f"not {what.removesuffix('e')}ed: ") and said.count("\n") == 1 and says in said
 
 
-@pytest.mark.parametrize("file", ["report.json", "model.ubj"])
+@pytest.mark.parametrize(
+    ("file", "text"), [("report.json", "{"), ("report.json", "{}"), ("report.json", "[1]"), ("model.ubj", "{")]
+)
 def test_a_damaged_model_is_one_line(
-    file: str, trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, text: str, trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(trained, model)
-    (model / file).write_text("{")
+    (model / file).write_text(text)
     assert export.main(["--model", str(model), "--data", str(sweeps), "--out", str(tmp_path / "out")]) == 1
     said = f"not exported: {model / file} is damaged: train the model again\n"
     assert capsys.readouterr().err.endswith(said)
