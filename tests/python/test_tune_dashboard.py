@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -49,6 +50,15 @@ def test_wrong_options_are_refused(tmp_path: Path, cudasched: Run) -> None:
     assert done.returncode == 2 and "--any-address" in done.stderr
 
 
+def test_a_database_that_cannot_be_opened_is_refused_before_there_is_a_page(tmp_path: Path, cudasched: Run) -> None:
+    """Guards against a page that shows an error without a reason."""
+    pytest.importorskip("streamlit")
+    (tmp_path / "text.sqlite").write_text("no database at all" * 100)
+    done = cudasched("dashboard", "--database", str(tmp_path / "text.sqlite"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "text.sqlite: the tuner's database cannot be opened" in done.stderr
+
+
 def test_protection_is_on_and_telemetry_off() -> None:
     given = command_line(Options())
     for flag in (
@@ -61,7 +71,7 @@ def test_protection_is_on_and_telemetry_off() -> None:
         assert flag in given
 
 
-def entry(time_us: float, registers: int, **configuration: int) -> Entry:
+def entry(time_us: float, registers: int, **configuration: int | str) -> Entry:
     return Entry(configuration, Measurement("ok", samples_us=(time_us,), registers=registers))
 
 
@@ -123,10 +133,13 @@ def test_plots_are_drawn() -> None:
     made.append(_plots.layer_bars(many))
     assert [label.get_text() for label in made[-1].axes[0].get_yticklabels()][:2] == ["kernel 2999", "kernel 2998"]
     made.append(_plots.heat_map([entry(1 + i, 1, a=i % 60, b=i // 60) for i in range(3600)], "a", "b"))
+    # Guards against names that matplotlib takes for formulas and cannot read, as of Clang's lambdas.
+    made.append(_plots.layer_bars([Layer("run<a::$_{0}, b::$_{>", 2.0, 1.0)]))
+    made.append(_plots.heat_map([entry(1 + i, 1, a=f"$_{{{i}$", b=i) for i in range(2)], "a", "b"))
     for figure in made:
         assert figure.get_size_inches().max() <= 30
     for figure in made:
-        figure.canvas.draw()
+        figure.savefig(io.BytesIO())
 
 
 @pytest.fixture

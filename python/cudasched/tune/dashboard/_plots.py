@@ -75,7 +75,7 @@ def heat_map(found: Sequence[Entry], x: str, y: str) -> Any:
             axes.text(column, row, f"{value:.4g}", ha="center", va="center", color=ink, fontsize=8, fontweight=weight)
     for ticks, known_values in ((axes.set_xticks, xs), (axes.set_yticks, ys)):
         step = -(-len(known_values) // MOST_BARS)
-        ticks(range(0, len(known_values), step), [str(one) for one in known_values[::step]])
+        ticks(range(0, len(known_values), step), [str(one) for one in known_values[::step]], parse_math=False)
     _label(axes, x, y)
     return figure
 
@@ -116,7 +116,7 @@ def layer_bars(found: Sequence[Layer]) -> Any:
         longest = max(one.baseline_us, one.tuned_us)
         text = f" {one.baseline_us / one.tuned_us:.2f}x"
         axes.text(longest, place, text, va="center", color=_INK, fontsize=9)
-    axes.set_yticks(range(len(found)), [one.kernel for one in found], color=_INK)
+    axes.set_yticks(range(len(found)), [one.kernel for one in found], color=_INK, parse_math=False)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     _label(axes, "time, us", "")

@@ -19,6 +19,7 @@ from pathlib import Path
 from cudasched._scratch import Scratch
 from cudasched.errors import ConfigError
 from cudasched.tune._need import need
+from cudasched.tune.database import Database, default_path
 
 __all__ = ["SETTINGS", "Options", "command_line", "serve"]
 
@@ -103,10 +104,11 @@ def serve(options: Options) -> int:
 
     Raises:
         ConfigError: An option has no meaning, or is not allowed.
-        Error: Streamlit is not installed.
+        Error: Streamlit is not installed, or the database cannot be opened.
     """
     options.check()
     need("streamlit", "the dashboard", "'cudasched[dashboard]'")
+    Database(options.database or default_path()).close()  # the page could not say why
     token = secrets.token_urlsafe(24)
     with Scratch("dashboard") as directory:
         file = directory / "settings.json"
