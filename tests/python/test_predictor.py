@@ -200,6 +200,10 @@ def test_errors_say_what_and_where(tmp_path: Path) -> None:
             model.predict(wrong)
     with pytest.raises(ModelError, match="nowhere"):
         predictor.load(tmp_path / "nowhere.ubj")
+    for other in (b"", b" \n", b"\x08\x08 an ONNX file", b"binf, as XGBoost once wrote"):
+        (tmp_path / "other.ubj").write_bytes(other)
+        with pytest.raises(ModelError, match=r"other\.ubj: no model of XGBoost, .*from_onnx reads ONNX"):
+            predictor.load(tmp_path / "other.ubj")
     with pytest.raises(ModelError, match="there are nodes, portable"):
         predictor.Model(bytes(booster.save_raw("ubj")), isa="mmx")
     deep = bytes(trained(depth=12)[0].save_raw("ubj"))

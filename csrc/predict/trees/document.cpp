@@ -58,6 +58,11 @@ void Cursor::fail_at(std::size_t position, const std::string& problem) const {
 
 Value read_document(std::string_view bytes) {
   constexpr std::string_view kLengthTypes = "iUIlL";
+  const std::size_t first = bytes.find_first_not_of(" \t\n\r");
+  if (first == std::string_view::npos || bytes[first] != '{') {
+    throw ModelError(
+        "no model of XGBoost, which is an object in JSON or UBJSON (cudasched.predictor.Model.from_onnx reads ONNX)");
+  }
   const bool is_ubjson = bytes.size() > 1 && bytes[0] == '{' && kLengthTypes.find(bytes[1]) != std::string_view::npos;
   return is_ubjson ? read_ubjson(bytes) : read_json(bytes);
 }

@@ -54,6 +54,7 @@ Value read_json(std::string_view text);
 Value read_ubjson(std::string_view bytes);
 
 // Tells the two apart: after `{`, UBJSON as XGBoost writes it has a length's type, JSON a quote, a brace or a blank.
+// Refuses what is no object.
 Value read_document(std::string_view bytes);
 
 // The shared part of the two readers: the position, the bounds and the text of a refusal.
