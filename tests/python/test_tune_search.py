@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 import statistics
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -53,6 +54,13 @@ def test_a_strategy_proposes_each_configuration_once_until_none_is_left(name: st
         for place in places:
             search.tell(place, None if place % 5 == 0 else 1.0 + place)
     assert sorted(seen) == list(range(22))
+
+
+def test_a_search_without_its_package_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an error after the first configurations were measured."""
+    monkeypatch.setitem(sys.modules, "botorch", None)
+    with pytest.raises(Error, match="needs botorch"):
+        make("botorch", np.zeros((4, 2)), seed=1)
 
 
 @pytest.mark.parametrize("warmed", [True, False])

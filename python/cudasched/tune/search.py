@@ -306,6 +306,10 @@ class Optuna(_Base):
 class BoTorch(Bayesian):
     """As `Bayesian`, with BoTorch's Gaussian process in the place of scikit-learn's."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        need("botorch.models", "this search", "botorch")  # before anything is measured
+        super().__init__(*arguments, **options)
+
     def _model(self, places: Any, residual: Any, left: Any, pending: Sequence[int]) -> tuple[Any, Any]:
         np = self._np
         torch = need("torch", "this search", "botorch")
