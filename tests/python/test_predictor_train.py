@@ -46,6 +46,7 @@ def test_one_command_from_a_recording_to_a_model_in_use(
 ) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("CUDASCHED_CACHE_DIR", str(cache))
+    monkeypatch.delenv("CUDASCHED_MODEL", raising=False)  # as this process's own import of cudasched leaves it
     done = cudasched("train", "--data", str(data))
     assert done.returncode == 0, done.stderr
     model = cache / "models" / "sm_90.ubj"
@@ -55,7 +56,6 @@ def test_one_command_from_a_recording_to_a_model_in_use(
 
     # And the engine of the next program loads it.
     monkeypatch.setenv("CUDASCHED_LOG", "info")
-    monkeypatch.delenv("CUDASCHED_MODEL", raising=False)  # as this process's own import of cudasched leaves it
     stage = Stage(command, tmp_path)
     serve = stage.importing(**PATIENT, **HOLDING)  # a latency client: launches beside it are predicted
     serve.call("gpu = Gpu()")
@@ -133,6 +133,16 @@ def test_a_model_on_standard_output_is_there_alone(data: Path, command: str, tmp
         done = subprocess.run(given, stdout=file, stderr=subprocess.PIPE, text=True, check=True, timeout=PATIENCE_S)
     assert predictor.load(out).architecture == "sm_90"
     assert "trained on" in done.stderr and "CUDASCHED_MODEL" not in done.stderr
+
+
+def test_a_model_that_is_not_in_use_is_not_said_to_be(
+    cudasched: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a trained model that another setting keeps out of use without a word."""
+    monkeypatch.setenv("CUDASCHED_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDASCHED_MODEL", "off")
+    done = cudasched("train", "--data", str(data))
+    assert done.stdout.endswith("the scheduler uses the model that CUDASCHED_MODEL names; without that, this one\n")
 
 
 def test_more_threads_than_xgboost_can_count_are_refused(cudasched: Run, data: Path) -> None:

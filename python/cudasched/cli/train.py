@@ -10,6 +10,7 @@ import typer
 
 from cudasched._scratch import Scratch
 from cudasched.cli.collect import run_collected
+from cudasched.config import resolve
 from cudasched.errors import ConfigError
 
 __all__ = ["command"]
@@ -50,7 +51,9 @@ def command(
         f"trained on {trained.different:,} different launches of {trained.launches:,}",
         f"on launches held out: median error {trained.error:.1%}, {trained.time_weighted:.1%} of the time",
     ]
-    if output is None:
+    if output is None and (chosen := resolve().origins.get("model")):
+        report.append(f"the scheduler uses the model that {chosen} names; without that, this one")
+    elif output is None:
         report.append("the scheduler uses it from the next program on")
     elif not place.is_stream:
         report.append(f"set CUDASCHED_MODEL={trained.path} to use it")
