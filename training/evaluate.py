@@ -537,6 +537,8 @@ def evaluate(
     from cudasched.predictor._recording import feature_names
 
     report = report_of(model)
+    if libraries and "elapsed_ns" not in table_of(libraries).column_names:
+        raise InputError(f"{libraries} has no times by events: record it with --timing both")
     table = table_of(data)
     launches = launches_of(table)
     tested = hold_out(table, launches, feature_names(), Recipe(**report["recipe"]), threads, baselines)
@@ -608,7 +610,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def judge(options: argparse.Namespace) -> None:
     """Evaluates what the options name, and writes what they want."""
+    from benchmarks.results.schema import load
+
     programs: Path | None = options.programs
+    for results in filter(None, (options.out, options.figures)):  # before the evaluation, which takes long
+        try:
+            if results.exists():
+                load(results)
+        except ValueError as error:
+            raise InputError(str(error).splitlines()[0]) from None
     rows, figures = evaluate(
         *(options.data, programs, options.model, options.plots, options.threads, options.baselines),
         *(options.libraries, options.sm_counts),

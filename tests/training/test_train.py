@@ -214,6 +214,29 @@ def test_a_damaged_model_is_one_line(
     assert capsys.readouterr().err.endswith(said)
 
 
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--out", "not of this schema"),
+        ("--figures", "not of this schema"),
+        ("--libraries", "record it with --timing both"),
+    ],
+)
+def test_what_an_evaluation_cannot_use_is_refused_before_it(
+    option: str, says: str, trained: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a traceback behind hours of work."""
+    if option == "--libraries":
+        path = sweeps
+    else:
+        path = tmp_path / "results.json"
+        path.write_text("{")
+    assert evaluate.main(["--data", str(sweeps), "--model", str(trained), option, str(path)]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"not evaluated: {path}") and says in said.err and said.err.count("\n") == 1
+    assert "new_shape" not in said.out
+
+
 @pytest.mark.parametrize("name", baselines.BASELINES)
 def test_baselines_answer_every_launch(name: str, launches: data.Launches) -> None:
     train_mask, test_mask = data.split(launches, "kernels")
