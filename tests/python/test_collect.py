@@ -655,7 +655,13 @@ def test_rows_that_are_no_recordings_are_refused_by_name(recorded: Path, tmp_pat
         collect.write(table.set_column(0, "launch", pa.nulls(len(table), pa.uint64())), path)
     with pytest.raises(errors.Error, match="is no table of launches"):
         collect.write("rows", path, like=table)
+    twice = table.append_column("grid_x", table["grid_x"])
+    with pytest.raises(errors.Error, match="columns grid_x come twice"):
+        collect.write(twice, path)
     assert not path.exists()
+    pq.write_table(twice, path)
+    with pytest.raises(errors.Error, match=r"made\.parquet is no data set of launches: columns grid_x come twice"):
+        collect.read(path)
     pq.write_table(table.replace_schema_metadata(None), path)
     with pytest.raises(errors.Error, match=r"collect\.write\(rows, file, like=recording\)"):
         collect.read(path)

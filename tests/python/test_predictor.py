@@ -383,6 +383,8 @@ def test_what_is_no_recording_is_refused() -> None:
         (table.combine_chunks().to_batches()[0], "not a RecordBatch"),
         (told(table, sm_count="4294967296"), "no number for cudasched.sm_count"),
         (told(table, sm_count=b"\xff"), "no number for cudasched.sm_count"),
+        (told(table, sm_count="0"), "no number for cudasched.sm_count"),
+        (table.append_column("grid_x", table["grid_x"]), "columns grid_x come twice"),
         (told(table, compute_capability="../9.0"), "'../9.0' for cudasched.compute_capability"),
         # Guards against predictions of launches that are not there.
         (with_column(table, "kind", [None] * 40), "column kind lacks values"),

@@ -145,6 +145,14 @@ def test_a_model_that_is_not_in_use_is_not_said_to_be(
     assert done.stdout.endswith("the scheduler uses the model that CUDASCHED_MODEL names; without that, this one\n")
 
 
+def test_a_gpus_name_is_printed_on_one_line(cudasched: Run, tmp_path: Path) -> None:
+    """Guards against a recording whose text moves the terminal's cursor."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(recording(rows(200), gpu="some\x1b[2J\nGPU"), tmp_path / "odd.parquet")
+    done = cudasched("train", "--data", str(tmp_path / "odd.parquet"), "-o", str(tmp_path / "model.ubj"))
+    assert done.returncode == 0 and "a model for some\\x1b[2J\\nGPU (sm_90)\n" in done.stdout, done.stdout
+
+
 def test_more_threads_than_xgboost_can_count_are_refused(cudasched: Run, data: Path) -> None:
     done = cudasched("train", "--data", str(data), "--threads", "99999999999")
     assert done.returncode == 2 and "--threads" in done.stderr, done.stderr

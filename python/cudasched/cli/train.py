@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cudasched._scratch import Scratch
+from cudasched._text import printable
 from cudasched.cli.collect import run_collected
 from cudasched.config import resolve
 from cudasched.errors import ConfigError
@@ -47,7 +48,7 @@ def command(
                 print(f"cudasched: the program ended with {code}; its launches are trained on", file=sys.stderr)
         trained = train(data, output, threads=threads)
     report = [
-        f"{trained.path}: a model for {trained.gpu} ({trained.architecture})",
+        f"{trained.path}: a model for {printable(trained.gpu)} ({trained.architecture})",
         f"trained on {trained.different:,} different launches of {trained.launches:,}",
         f"on launches held out: median error {trained.error:.1%}, {trained.time_weighted:.1%} of the time",
     ]

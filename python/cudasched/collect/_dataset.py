@@ -339,6 +339,14 @@ def _refuse_missing(names: Sequence[str], what: str) -> None:
     missing = [name for name in schema().names if name not in names]
     if missing:
         raise Error(f"{what}: columns {', '.join(missing)} are missing")
+    refuse_twice(names, what)
+
+
+def refuse_twice(names: Sequence[str], what: str) -> None:
+    """Raises Error: a column of a recording comes twice."""
+    twice = [name for name in schema().names if names.count(name) > 1]
+    if twice:
+        raise Error(f"{what}: columns {', '.join(twice)} come twice")
 
 
 def read(path: str | os.PathLike[str]) -> pa.Table:

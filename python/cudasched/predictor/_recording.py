@@ -119,7 +119,7 @@ def _device(table: pa.Table) -> tuple[int, int]:
     found = []
     for key in ("cudasched.sm_count", "cudasched.max_threads_per_sm"):
         text = _metadata(table, key)
-        if not re.fullmatch("[0-9]{1,9}", text):
+        if not re.fullmatch("[1-9][0-9]{0,8}", text):
             raise Error(f"the table's metadata has no number for {key}: it is no recording of `cudasched collect`")
         found.append(int(text))
     return found[0], found[1]
@@ -155,6 +155,7 @@ def _table(launches: Any) -> pa.Table:
             f"a recording is a path or a pyarrow.Table with its metadata, not a {type(launches).__name__}; "
             "cudasched.collect.write(rows, path, like=recording) makes one of another tool's rows"
         )
+    _dataset.refuse_twice(launches.column_names, "the table is no recording of `cudasched collect`")
     form = _dataset.schema()
     for place, name in enumerate(launches.column_names):
         if name in form.names and launches.field(place).type != form.field(name).type:
