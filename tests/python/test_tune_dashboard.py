@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chromium import FOUND, Browser
@@ -301,8 +302,9 @@ def test_the_page_ends_with_its_command_however_that_ends(
         urllib.request.urlopen(address, timeout=5)
 
 
-def test_what_two_sessions_upload_is_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a kernel of one session that another session compiles, under the same name."""
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The page's module, without a page."""
     streamlit = pytest.importorskip("streamlit")
     monkeypatch.setattr(streamlit, "set_page_config", lambda **_: (_ for _ in ()).throw(InterruptedError))
     source = Path(_serve.__file__).with_name("_app.py")
@@ -311,6 +313,18 @@ def test_what_two_sessions_upload_is_kept_apart(tmp_path: Path, monkeypatch: pyt
     app = importlib.util.module_from_spec(spec)
     with pytest.raises(InterruptedError):
         spec.loader.exec_module(app)
+    return app
+
+
+def test_an_upload_with_any_name_is_taken(app: Any) -> None:
+    """Guards against files that were left out without a word, such as a browser's second download of one name."""
+    assert app._plain("report (1).json") == "report__1_.json"
+    assert app._plain("../Größe.npz") == "Gr__e.npz"
+    assert app._plain("x" * 300 + ".cu") == "x" * 97 + ".cu"
+
+
+def test_what_two_sessions_upload_is_kept_apart(app: Any, tmp_path: Path) -> None:
+    """Guards against a kernel of one session that another session compiles, under the same name."""
     first = app._kept(tmp_path, {"kernel.cu": b"first", "space.toml": b"same"})
     second = app._kept(tmp_path, {"kernel.cu": b"second", "space.toml": b"same"})
     assert first != second and app._kept(tmp_path, {"kernel.cu": b"first", "space.toml": b"same"}) == first

@@ -26,7 +26,6 @@ from cudasched.tune.tuner import Evaluator, Progress
 
 st: Any = need("streamlit", "the dashboard", "'cudasched[dashboard]'")
 _SHOWN = 200
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def _settings() -> dict[str, Any]:
@@ -96,9 +95,9 @@ def _search(settings: dict[str, Any], database: Database) -> None:
                 "`benchmarks/tune/recorded` in a clone has some, and `python -m benchmarks.tune record` makes one."
             )
             uploaded = st.file_uploader("Recorded space", type=["npz"])
-            if uploaded is None or not _NAME.fullmatch(Path(uploaded.name).name):
+            if uploaded is None:
                 return
-            name = Path(uploaded.name).name
+            name = _plain(uploaded.name)
             recordings = [_kept(Path(settings["directory"]), {name: uploaded.getvalue()}) / name]
         chosen = st.selectbox("Space", recordings, format_func=lambda path: path.stem)
     else:
@@ -132,11 +131,7 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
     if kernel is None:
         st.info("Upload the kernel, too.")
         return None
-    # Names are the visitor's: only their last part, and only plain ones.
-    name = Path(kernel.name).name
-    if not _NAME.fullmatch(name):
-        st.error("The kernel's file name has other characters than letters, digits, `_`, `.` and `-`.")
-        return None
+    name = _plain(kernel.name)
     text = uploaded.getvalue().decode("utf-8", errors="replace")
     place = _kept(directory, {name: kernel.getvalue(), "space.toml": text.encode()})
     space = Space(text, place / "space.toml")
@@ -148,6 +143,11 @@ def _ranges(uploaded: Any, kernel: Any, directory: Path) -> Space | None:
             if chosen:
                 space.parameters[parameter] = tuple(chosen)
     return space
+
+
+def _plain(name: str) -> str:
+    """Of the visitor's name for a file, the last part in plain characters."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(name).name)[-100:]
 
 
 def _kept(directory: Path, files: dict[str, bytes]) -> Path:
@@ -239,8 +239,8 @@ def _files(settings: dict[str, Any], _: Database) -> None:
     st.header("Files")
     paths = [Path(path) for path in settings["files"]]
     uploaded = st.file_uploader("Open a report, a data set, a recording or a layer", type=["npz", "json", "parquet"])
-    if uploaded is not None and _NAME.fullmatch(Path(uploaded.name).name):
-        name = Path(uploaded.name).name
+    if uploaded is not None:
+        name = _plain(uploaded.name)
         paths.insert(0, _kept(Path(settings["directory"]), {name: uploaded.getvalue()}) / name)
     if not paths:
         st.info("`cudasched dashboard FILE...` offers files here.")
