@@ -60,6 +60,20 @@ def test_a_database_that_cannot_be_opened_is_refused_before_there_is_a_page(tmp_
     assert "text.sqlite: the tuner's database cannot be opened" in done.stderr
 
 
+def test_an_address_that_cannot_be_had_is_refused_before_it_is_printed(tmp_path: Path, cudasched: Run) -> None:
+    """Guards against a token that is printed for another program's port, and Streamlit's stack trace."""
+    pytest.importorskip("streamlit")
+    given = ["dashboard", "--any-address", "--database", str(tmp_path / "tune.sqlite")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cudasched(*given, "--port", port)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"127.0.0.1 port {port} is in use by another program: choose another with --port" in done.stderr
+    done = cudasched(*given, "--address", "192.0.2.1")  # of documentation, RFC 5737
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "192.0.2.1 is no address of this machine: choose 127.0.0.1" in done.stderr
+
+
 def test_protection_is_on_and_telemetry_off() -> None:
     given = command_line(Options())
     for flag in (

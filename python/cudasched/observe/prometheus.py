@@ -308,5 +308,5 @@ def _why(host: str, port: int, error: Exception, option: str) -> str:
         return f"{where} may not be listened on by this user: choose a port from 1024 on with {option}"
     if isinstance(error, (socket.gaierror, UnicodeError)) or number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         named = host or "an empty text"
-        return f"{named} is no address of this machine: --host is 127.0.0.1, 0.0.0.0 or one of its own"
+        return f"{named} is no address of this machine: choose 127.0.0.1, 0.0.0.0 or one of its own"
     return f"{where} cannot be listened on: {one_line(str(error))}"

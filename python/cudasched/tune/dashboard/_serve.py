@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from cudasched._scratch import Scratch
 from cudasched.errors import ConfigError
+from cudasched.observe.prometheus import binding
 from cudasched.tune._need import need
 from cudasched.tune.database import Database, default_path
 
@@ -103,12 +105,15 @@ def serve(options: Options) -> int:
     """Runs the dashboard until Ctrl-C, or until the terminal is closed. Returns the exit code.
 
     Raises:
-        ConfigError: An option has no meaning, or is not allowed.
+        ConfigError: An option has no meaning, or is not allowed; the address cannot be had.
         Error: Streamlit is not installed, or the database cannot be opened.
     """
     options.check()
     need("streamlit", "the dashboard", "'cudasched[dashboard]'")
     Database(options.database or default_path()).close()  # the page could not say why
+    with binding(options.address, options.port):  # nor could Streamlit, behind the address and the token
+        family = socket.AF_INET6 if ":" in options.address else socket.AF_INET
+        socket.create_server((options.address, options.port), family=family).close()
     token = secrets.token_urlsafe(24)
     with Scratch("dashboard") as directory:
         file = directory / "settings.json"
