@@ -55,7 +55,7 @@ def over_tensors(name: str, function: Callable[..., Tensor], arrays: tuple[Any, 
     Args:
         name: For messages.
         function: Takes tensors, and then the rest.
-        arrays: Of CuPy or of NumPy; None stays None.
+        arrays: Of CuPy or of NumPy; None stays None, but for the first.
         rest: Other arguments.
 
     Returns:
@@ -66,13 +66,14 @@ def over_tensors(name: str, function: Callable[..., Tensor], arrays: tuple[Any, 
     """
     if torch.compiler.is_compiling():
         raise KernelError(f"{name} takes PyTorch's tensors alone where it is compiled")
-    library = next((_library(one) for one in arrays if one is not None), "")
+    if arrays[0] is None:
+        raise KernelError(f"{name} takes arrays of PyTorch, CuPy or NumPy, not None")
+    library = _library(arrays[0])
     with torch.no_grad():
         if library == "cupy":
             import cupy
 
-            device = next(one for one in arrays if one is not None).device.id
-            with torch.cuda.device(device), torch.cuda.stream(_stream_of(cupy)):
+            with torch.cuda.device(arrays[0].device.id), torch.cuda.stream(_stream_of(cupy)):
                 made = function(*(_given(name, one, library) for one in arrays), *rest)
                 return cupy.from_dlpack(made)
         made = function(*(_given(name, one, library) for one in arrays), *rest)
