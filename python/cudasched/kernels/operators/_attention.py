@@ -31,7 +31,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> str:
             "attention takes q of (batches, heads, queries, head) and k and v of (batches, key heads, keys, head), "
             f"not {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    rest = q.shape[1] % k.shape[1] if k.shape[1] else q.shape[1]
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or rest:
         raise KernelError(
             f"attention: q of {tuple(q.shape)} and k of {tuple(k.shape)}: batches and head are the same, and the heads "
             "of q are a multiple of those of k"
@@ -106,9 +107,9 @@ def _wide(x: Tensor, group: int) -> Tensor:
 def _host(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     _check(q, k, v)
     out, lse = _new(q)
-    group = q.shape[1] // k.shape[1]
-    if k.shape[2] == 0:
+    if q.shape[1] == 0 or k.shape[2] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
+    group = q.shape[1] // k.shape[1]
     scores = _scores(q.float(), _wide(k, group), causal, scale)
     lse.copy_(scores.logsumexp(-1))
     out.copy_(torch.matmul(scores.softmax(-1), _wide(v, group)))
@@ -129,6 +130,8 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -
 def _autograd(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     """By PyTorch's operators, with the whole matrix of scores."""
     q, k, v, out, lse = ctx.saved_tensors
+    if q.shape[1] == 0:
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None, None
     group = q.shape[1] // k.shape[1]
     wide_q, wide_k, wide_v, of_out = q.float(), _wide(k, group), _wide(v, group), dout.float()
     scores = _scores(wide_q, wide_k, ctx.causal, ctx.scale)

@@ -78,7 +78,7 @@ def conv2d_cuda(
             "give it fewer images at once"
         )
     y = _new(x, w, stride, padding, dilation)
-    if y.numel() == 0 or x.shape[1] == 0:
+    if 0 in (y.numel(), x.numel(), w.numel()):
         return y.copy_(bias.reshape(-1, 1, 1).expand(y.shape))
     x, w, bias = _readable(x), _readable(w), bias.contiguous()
     shape = {
@@ -98,7 +98,7 @@ def conv2d_cuda(
 def _host(x: Tensor, w: Tensor, bias: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
     _check(x, w, bias, stride, padding, dilation)
     y = _new(x, w, stride, padding, dilation)
-    if y.numel() == 0 or x.shape[1] == 0:
+    if 0 in (y.numel(), x.numel(), w.numel()):
         return y.copy_(bias.reshape(-1, 1, 1).expand(y.shape))
     return y.copy_(torch.nn.functional.conv2d(x.float(), w.float(), bias.float(), stride, padding, dilation))
 
@@ -116,8 +116,8 @@ def _context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _autograd(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     """By PyTorch's operator."""
     x, w = ctx.saved_tensors
-    if w.shape[0] == 0:  # which PyTorch's refuses
-        return torch.zeros_like(x), torch.zeros_like(w), dy.new_empty(0), None, None, None
+    if 0 in (x.numel(), w.numel()):  # most of which PyTorch's refuses
+        return torch.zeros_like(x), torch.zeros_like(w), dy.sum((0, 2, 3)), None, None, None
     sizes = (ctx.stride, ctx.padding, ctx.dilation, False, [0, 0], 1)
     made = torch.ops.aten.convolution_backward(dy, x, w, [w.shape[0]], *sizes, [True, True, True])
     return (*made, None, None, None)
