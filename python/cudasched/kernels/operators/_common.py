@@ -94,7 +94,8 @@ def in_forward_mode() -> bool:
 class _Refusing:
     """In the place of a library, for `register_autograd`: its operators refuse tangents, which were lost silently.
 
-    This has to be asked where gradients are, at every level of ``torch.func``'s transformations.
+    This has to be asked where gradients are, at every level of ``torch.func``'s transformations. PyTorch computes the
+    gradients of ``torch.func`` for no operator of a library.
     """
 
     def impl(self, name: str, kernel: Any, key: str, **named: Any) -> None:
@@ -106,6 +107,12 @@ class _Refusing:
                             f"{name} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); take "
                             "the reverse mode, or PyTorch's own operator"
                         )
+            transformed = _torch._C._are_functorch_transforms_active() and torch.is_grad_enabled()
+            if transformed and any(isinstance(one, Tensor) and one.requires_grad for one in arguments):
+                raise KernelError(
+                    f"{name} has no derivatives in torch.func (grad, vjp, jacrev); take torch.autograd.grad or "
+                    "backward(), or PyTorch's own operator"
+                )
             return kernel(keyset, *arguments, **others)
 
         _LIBRARY.impl(name, checked, key, **named)
