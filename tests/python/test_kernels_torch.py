@@ -138,6 +138,7 @@ def test_convolution_and_its_gradients_are_those_of_pytorch() -> None:
         for one, other in zip(given, again, strict=True):
             torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(kernels.conv2d(*given[:2]), kernels.conv2d(*given[:2], torch.zeros_like(given[2])))
+    assert torch.equal(kernels.conv2d(*given, stride=np.int64(2)), kernels.conv2d(*given, stride=2))
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
@@ -308,6 +309,26 @@ def test_what_is_left_out_and_what_is_empty() -> None:
     assert torch.equal(made, bias.reshape(-1, 1, 1).expand(2, 16, 6, 7))
 
 
+@pytest.mark.parametrize("key_heads", [0, 2])
+def test_attention_without_heads(key_heads: int) -> None:
+    q, k, v = attended(grad=True)
+    made = kernels.attention(q[:, :0], k[:, :key_heads], v[:, :key_heads])
+    assert made.shape == (2, 0, 6, 64)
+    made.sum().backward()
+    assert all(not one.grad.any() for one in (q, k, v))
+
+
+def test_of_images_and_filters_without_rows_the_bias_is_left() -> None:
+    for empty in (0, 1):
+        given = list(images(grad=True))
+        given[empty] = given[empty].detach()[:, :, :0].requires_grad_()
+        made = kernels.conv2d(*given, padding=2)
+        assert torch.equal(made, given[2].reshape(-1, 1, 1).expand(made.shape))
+        made.sum().backward()
+        assert [one.grad.shape for one in given] == [one.shape for one in given]
+        assert torch.equal(given[2].grad, torch.full((16,), made.numel() / 16, dtype=torch.float16))
+
+
 def test_strided_arrays_and_other_dimensions_are_copied() -> None:
     x = normal(8, 6, 5)
     torch.testing.assert_close(kernels.softmax(x, 0), torch.softmax(x, 0))
@@ -343,7 +364,10 @@ REFUSED = {
         r"filters of \(3, 3\) are larger than images of \(6, 7\)",
     ),
     "strides": (lambda: kernels.conv2d(*images(), stride=0), r"stride is two numbers of 1 or more, not \[0, 0\]"),
+    "padding": (lambda: kernels.conv2d(*images(), padding="same"), "padding is one whole number or two, not 'same'"),
     "image bias": (lambda: kernels.conv2d(*images()[:2], images()[2][:3]), r"bias has the shape \(3,\); it is \(16,\)"),
+    "nothing": (lambda: kernels.layer_norm(None), "arrays of PyTorch, CuPy or NumPy, not None"),
+    "nothing first": (lambda: kernels.rms_norm(None, np.ones(8, np.float32)), "PyTorch, CuPy or NumPy, not None"),
     "list": (lambda: kernels.softmax([1.0, 2.0]), "arrays of PyTorch, CuPy or NumPy, not list"),
     "libraries": (lambda: kernels.rms_norm(normal(2, 8), np.ones(8, np.float32)), "arrays of one library"),
     "other libraries": (lambda: kernels.rms_norm(np.ones((2, 8), np.float32), normal(8)), "arrays of one library"),
@@ -443,6 +467,20 @@ def test_tangents_of_nested_transformations_are_refused(over: str) -> None:
     function: Callable[..., Any] = torch.func.vmap(kernels.softmax) if over == "vmap" else kernels.softmax
     with pytest.raises(KernelError, match="softmax has no forward-mode derivative"):
         torch.func.jacfwd(function)(x) if over == "jacfwd" else torch.func.jvp(function, (x,), (x,))
+
+
+@pytest.mark.parametrize("name", ["grad", "vjp", "jacrev"])
+def test_gradients_of_torch_func_are_refused(name: str) -> None:
+    x = normal(3, 8)
+    transform = getattr(torch.func, name)
+    with pytest.raises(KernelError, match=r"softmax has no derivatives in torch\.func"):
+        if name == "vjp":
+            transform(kernels.softmax, x)
+        else:
+            transform(lambda x: kernels.softmax(x).sum())(x)
+    x.requires_grad_()
+    torch.func.vmap(kernels.softmax)(x[:, None]).sum().backward()
+    assert x.grad is not None
 
 
 class Names(TorchDispatchMode):

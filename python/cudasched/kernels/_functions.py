@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -191,7 +192,7 @@ def conv2d(
     Raises:
         KernelError: As `layer_norm`.
     """
-    pairs = [_pair(one) for one in (stride, padding, dilation)]
+    pairs = [_pair("stride", stride), _pair("padding", padding), _pair("dilation", dilation)]
     if not isinstance(x, Tensor):
         return over_tensors(
             "conv2d", lambda *all: conv2d(*all, stride=stride, padding=padding, dilation=dilation), (x, w, bias)
@@ -206,8 +207,11 @@ def conv2d(
     return torch.ops.cudasched.conv2d.default(x, w, bias, *pairs)
 
 
-def _pair(given: int | Sequence[int]) -> list[int]:
-    return [given, given] if isinstance(given, int) else list(given)
+def _pair(name: str, given: Any) -> list[int]:
+    pair = list(given) if isinstance(given, Sequence) else [given, given]
+    if not all(isinstance(one, (Integral, torch.SymInt)) for one in pair):
+        raise KernelError(f"conv2d: {name} is one whole number or two, not {given!r}")
+    return [one if isinstance(one, torch.SymInt) else int(one) for one in pair]
 
 
 def _dense(name: str, *tensors: Tensor) -> None:
