@@ -114,12 +114,28 @@ CurrentContext::~CurrentContext() {
   if (pushed_) table().cuCtxPopCurrent(&popped);
 }
 
-void synchronize_primary(CUdevice device) noexcept {
+namespace {
+
+// Null: there is none. Else the caller releases it.
+CUcontext retain_if_active(CUdevice device) noexcept {
   unsigned flags = 0;
   int active = 0;
   CUcontext context = nullptr;
-  if (table().cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active == 0) return;
-  if (table().cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) return;
+  if (table().cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active == 0) return nullptr;
+  return table().cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS ? context : nullptr;
+}
+
+}  // namespace
+
+CUcontext primary_context(CUdevice device) noexcept {
+  CUcontext const context = retain_if_active(device);
+  if (context != nullptr) table().cuDevicePrimaryCtxRelease(device);
+  return context;
+}
+
+void synchronize_primary(CUdevice device) noexcept {
+  CUcontext const context = retain_if_active(device);
+  if (context == nullptr) return;
   {
     const CurrentContext current(context);
     if (current.ok()) table().cuCtxSynchronize();

@@ -105,6 +105,9 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
+// Of the device; null where it does not exist.
+CUcontext primary_context(CUdevice device) noexcept;
+
 // Waits for the work in the device's primary context, of all threads, if that context exists.
 void synchronize_primary(CUdevice device) noexcept;
 

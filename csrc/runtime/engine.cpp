@@ -242,9 +242,10 @@ void Engine::class_by_priority(std::uint64_t stream, Class value) {
 void Engine::note_place(std::uint64_t stream) {
   std::erase_if(bound_, [&](const Bound& known) { return known.stream == stream; });
   Bound bound{stream};
-  if (lifecycle_.attached() && driver::table().cuCtxGetCurrent(&bound.context) == CUDA_SUCCESS &&
-      bound.context != nullptr) {
-    driver::table().cuCtxGetDevice(&bound.device);
+  driver::StreamFacts facts;
+  if (lifecycle_.attached() && driver::registry().look_up(reinterpret_cast<CUstream>(stream), facts)) {
+    bound.context = facts.context;
+    bound.device = facts.device;
   }
   bound_.push_back(bound);
 }

@@ -153,17 +153,22 @@ void Lifecycle::context_ends(CUcontext context) noexcept {
 }
 
 void Lifecycle::primary_context_ends(CUdevice handle) noexcept {
+  // Null: all contexts. The program's green contexts end with it, and do not tell of which device they are; after a
+  // fault the driver may not tell of this one.
+  const bool green = driver::green_contexts_exist.load(std::memory_order_relaxed);
+  CUcontext const context = green ? nullptr : driver::primary_context(handle);
   engine_.for_each_device([&](Device& device) {
     if (device.ordinal() != handle) return;
     device.latency.forget_all_streams();
     device.gate.forget_context(nullptr);
   });
-  telemetry::forget_context(nullptr);
-  context_invalidated(nullptr);
+  telemetry::forget_context(context);
+  context_invalidated(context);
 }
 
 void Lifecycle::primary_context_ended(CUdevice handle) noexcept {
   engine_.unbind_streams_of_device(handle);
+  partitions().primary_context_ended(handle);
   engine_.for_each_device([&](Device& device) {
     if (device.ordinal() == handle) device.latency.forget_context(nullptr);
   });
@@ -251,7 +256,6 @@ void Lifecycle::after_fork_in_child() noexcept {
   ThreadState& thread = this_thread();
   thread.context = nullptr;
   thread.device = nullptr;
-  thread.normal_registered = false;
   thread.noted_stream = nullptr;
   thread.marked_stream = nullptr;
   for (int i = 0; i < thread.depth; ++i) {

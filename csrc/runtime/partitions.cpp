@@ -100,18 +100,18 @@ CUstream Partitions::stream(double fraction) {
                       "fewer than the GPU), and a part of them is at least " +
                       std::to_string(least));
   }
-  const std::uint64_t epoch = hot().context_epoch.load();
   const std::scoped_lock lock(mutex_);
   const auto same = [&](const Partition& made) { return made.device == device && made.sms == sms; };
   const auto known = std::find_if(made_.begin(), made_.end(), same);
-  if (known != made_.end()) {
-    if (known->context_epoch == epoch) return known->stream;
-    engine().unbind_stream(reinterpret_cast<std::uintptr_t>(known->stream));
-    made_.erase(known);
-  }
+  if (known != made_.end()) return known->stream;
   made_.reserve(made_.size() + 1);
-  made_.push_back({device, sms, make(device, all, sms), epoch});
+  made_.push_back({device, sms, make(device, all, sms)});
   return made_.back().stream;
+}
+
+void Partitions::primary_context_ended(CUdevice device) noexcept {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(made_, [&](const Partition& made) { return made.device == device; });
 }
 
 void Partitions::reset_in_child() noexcept {

@@ -24,6 +24,9 @@ class Partitions {
   // DriverError; nothing is kept then.
   CUstream stream(double fraction);
 
+  // The device's streams are gone, and are bound no more.
+  void primary_context_ended(CUdevice device) noexcept;
+
   void reset_in_child() noexcept;
 
  private:
@@ -31,7 +34,6 @@ class Partitions {
     CUdevice device;
     unsigned sms;
     CUstream stream;
-    std::uint64_t context_epoch;  // of its making: a context that went since may have taken the stream with it
   };
 
   std::mutex mutex_;
