@@ -60,8 +60,7 @@ struct ThreadState {
   const void* marked_stream = nullptr;  // the last stream that a best-effort region was seen to launch on,
   std::uint64_t marked_stamp = 0;       // the region, and the epoch of the marks
   const queue::Queue* feeds = nullptr;  // queue of the last launch; null: none, or backed off after a wait
-  bool normal_registered = false;
-  bool empties_cache = false;  // for a latency client that waits for memory: drained launches pass the gate
+  bool empties_cache = false;           // for a latency client that waits for memory: drained launches pass the gate
 
   // The innermost region that has not ended; null: there is none.
   Region* innermost() const noexcept {

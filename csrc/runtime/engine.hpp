@@ -253,16 +253,12 @@ inline Ticket begin_launch(const queue::Call& call) noexcept {
   if (site.captured || !hot().scheduling.load(std::memory_order_relaxed)) return ticket;
   ThreadState& thread = this_thread();
   const bool normal = site.call_class == Class::kNormal;
-  if (normal && thread.normal_registered) return ticket;
   Device* const device = normal ? Engine::current_device(thread) : site.device;
   if (device == nullptr) return ticket;
   if (unprepared(*device, site.call_class, thread) && !engine().prepare(*device, site.call_class, thread)) {
     return ticket;
   }
-  if (normal) {
-    thread.normal_registered = true;
-    return ticket;
-  }
+  if (normal) return ticket;
   ticket.device = device;
   if (site.call_class == Class::kLatency) {
     ticket.timing = device->latency.before_launch(call.stream, call.may_time());

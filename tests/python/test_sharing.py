@@ -171,6 +171,43 @@ def test_without_a_job_each_device_is_by_itself(stage: Stage, monkeypatch: pytes
     assert (train.count("best_effort_launches"), train.count("gated_launches")) == (8, 2)
 
 
+def test_a_normal_program_is_a_client_of_each_device_that_its_thread_uses(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    program = stage.run("normal")
+    program.call("gpus = [Gpu(0), Gpu(1)]")
+    program.call("for gpu in gpus: gpu.use(); gpu.launch(); gpu.synchronize()")
+    assert [[client.pid for client in device.clients] for device in cudasched.status()] == [[program.pid]] * 2
+
+
+def other_device_goes(program: Program, how: str) -> None:
+    """The context of the second device is released by one of two holders, or reset."""
+    if how == "released":
+        program.call("other.call('cuDevicePrimaryCtxRetain', ctypes.byref(ctypes.c_void_p()), 1)")
+    program.call(f"other.call('cuDevicePrimaryCtx{'Release' if how == 'released' else 'Reset'}_v2', 1)")
+
+
+@pytest.mark.parametrize("how", ["released", "reset"])
+def test_the_end_of_a_context_leaves_the_streams_of_other_devices_their_class(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Bound to a class while the ended device was the current one; marked by a region; of a part of the SMs."""
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    program = stage.importing()
+    program.call("gpu = Gpu(0); bound, marked = gpu.stream(), gpu.stream(); other = Gpu(1)")
+    program.call("cudasched.bind_stream(bound, 'best_effort'); gpu.use()")
+    program.call("part = cudasched.region('best_effort', sm_fraction=0.5); before = part.stream")
+    program.call("held = cudasched.region('best_effort'); held.__enter__(); gpu.launch(stream=marked)")
+    other_device_goes(program, how)
+    assert program.call("part.stream == before")
+    for stream in ("bound", "marked"):
+        count = program.count("best_effort_launches")
+        program.call(f"Worker(gpu, lambda: gpu.launch(stream={stream})).join(); gpu.synchronize()")
+        assert program.count("best_effort_launches") == count + 1, stream
+    program.call(LEAVE)
+
+
 # ---- jobs of several processes -------------------------------------------------------------------------------------
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
