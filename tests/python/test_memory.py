@@ -518,6 +518,16 @@ def test_an_error_says_who_holds_what(stage: Stage) -> None:
     assert f"({server.pid})" not in line, "it has not got them"
 
 
+def test_an_error_names_no_free_memory_of_another_gpu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    server = a_program(stage, "latency")
+    server.call("other = Gpu(1); other.launch(); there = ctypes.c_void_p(other.stream()); gpu.use()")
+    asked = f"ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t({1001 * MIB}), there"
+    assert server.number(f"gpu._library.cuMemAllocAsync({asked})") == OUT_OF_MEMORY
+    (line,) = [line for line in server.stderr.splitlines() if "GPU 1 has no 1001.0 MiB left" in line]
+    assert "are free" not in line
+
+
 def test_a_giver_that_is_stopped_is_waited_for_no_longer_than_allowed_and_named(stage: Stage) -> None:
     giver = a_giver(stage, CUDASCHED_NAME="train.py")
     server = a_program(stage, "latency", CUDASCHED_GIVE_BACK_MS="300")

@@ -205,7 +205,8 @@ void Memory::report_failure(int device, Class client_class, std::uint64_t bytes,
     std::size_t free_bytes = 0;
     std::size_t all_bytes = 0;
     auto* const get_info = driver::table().cuMemGetInfo;
-    if (get_info != nullptr && get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
+    if (driver::current_device() == device && get_info != nullptr &&
+        get_info(&free_bytes, &all_bytes) == CUDA_SUCCESS) {
       text += "; " + size_text(free_bytes) + " of " + size_text(all_bytes) + " are free";
     }
     const std::string holders = holders_text(known->table());
