@@ -46,15 +46,17 @@ _ASK = """
 import ctypes, json, sys
 cuda, number, device, integrated = ctypes.CDLL(sys.argv[1]), ctypes.c_int(), ctypes.c_int(), []
 cuda.cuDriverGetVersion(ctypes.byref(number))
-version = number.value
-if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
+version, error = number.value, ctypes.c_char_p(b"")
+status = cuda.cuInit(0)
+cuda.cuGetErrorName(status, ctypes.byref(error))
+if status == 0 and cuda.cuDeviceGetCount(ctypes.byref(number)) == 0:
     for ordinal in range(number.value):
         name, value = ctypes.create_string_buffer(256), ctypes.c_int()
         cuda.cuDeviceGet(ctypes.byref(device), ordinal)
         cuda.cuDeviceGetName(name, 256, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(value), 18, device)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
         integrated += [name.value.decode(errors="replace")] if value.value else []
-print(json.dumps([version, integrated]))
+print(json.dumps([version, integrated, error.value.decode() if status else ""]))
 """
 
 
@@ -128,13 +130,13 @@ def _hook() -> Iterator[Check]:
         yield Check("hook", "problem", why, "install cudasched again, in a new environment")
 
 
-def _asked(path: str) -> tuple[int, list[str]]:
-    """The CUDA version of a driver and the names of its integrated GPUs; 0 and none without an answer."""
+def _asked(path: str) -> tuple[int, list[str], str]:
+    """A driver's CUDA version, its integrated GPUs and its error in cuInit; 0 and nothing without an answer."""
     return _answer(path, tuple(sorted(item for item in os.environ.items() if item[0].startswith("CUDASCHED_SIM_"))))
 
 
 @functools.lru_cache(maxsize=1)
-def _answer(path: str, simulated: tuple[tuple[str, str], ...]) -> tuple[int, list[str]]:
+def _answer(path: str, simulated: tuple[tuple[str, str], ...]) -> tuple[int, list[str], str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDASCHED_", "LD_PRELOAD"))}
     try:
         done = subprocess.run(
@@ -145,10 +147,10 @@ def _answer(path: str, simulated: tuple[tuple[str, str], ...]) -> tuple[int, lis
             timeout=_TRY_S,
             check=False,
         )
-        version, integrated = json.loads(done.stdout)
+        version, integrated, error = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
-        return 0, []
-    return version, integrated
+        return 0, [], ""
+    return version, integrated, error
 
 
 def _available_gib() -> float:
@@ -168,7 +170,7 @@ def _driver() -> Iterator[Check]:
         return
     version = driver_version(path)
     shown = f"{version or 'of unknown version'} ({path})"
-    cuda, integrated = _asked(path)
+    cuda, integrated, _ = _asked(path)
     too_old = cuda < _OLDEST_CUDA if cuda else bool(version) and int(version.split(".")[0]) < _OLDEST_DRIVER
     if too_old:
         newer = "JetPack to one with CUDA 12.4" if integrated else f"the driver to {_OLDEST_DRIVER}"
@@ -180,8 +182,9 @@ def _driver() -> Iterator[Check]:
 
 def _devices() -> Iterator[Check]:
     integrated: list[str] = []
+    refusal = ""
     with contextlib.suppress(Error):
-        _, integrated = _asked(hook.load_core().find_driver())
+        _, integrated, refusal = _asked(hook.load_core().find_driver())
     if integrated:
         found = f"{', '.join(integrated)}: integrated, with the host's memory, {_available_gib():.1f} GiB available"
         remedy = "memory limits, time slices, MPS and NVML differ there (docs/jetson.md)"
@@ -197,6 +200,11 @@ def _devices() -> Iterator[Check]:
     if closed:
         remedy = "join the group that owns these files (ls -l), or ask the administrator"
         yield Check("GPU", "problem", f"you may not use {', '.join(closed)}", remedy)
+    elif refusal:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+        remedy = "`nvidia-smi` says why" if visible is None else "unset it, or name GPUs that `nvidia-smi -L` lists"
+        yield Check("GPU", "problem", f"the driver gives programs none{names}: {refusal}", remedy)
     else:
         yield Check("GPU", "ok", f"you may use {', '.join(map(str, gpus))}")
 

@@ -194,6 +194,21 @@ def test_a_gpu_has_a_node(
     assert check.outcome == outcome
 
 
+@pytest.mark.parametrize("visible", [None, "GPU-0"])
+def test_a_driver_that_gives_programs_no_gpu_is_a_problem(
+    visible: str | None, simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(doctor, "_DEV", tmp_path)
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (check,) = doctor._devices()
+    assert check.outcome == "problem" and "CUDA_ERROR_" in check.found
+    assert ("CUDA_VISIBLE_DEVICES='GPU-0'" in check.found) == (visible is not None)
+
+
 def test_neither_the_import_nor_the_first_region_loads_pydantic(python: Run, simulated: Path) -> None:
     done = python(
         "import sys, cudasched\n"
