@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "base/sleep.hpp"
 #include "base/spin_lock.hpp"
 #include "driver/driver.hpp"
+#include "driver/registry.hpp"
 #include "telemetry/cupti.hpp"
 #include "telemetry/event_timer.hpp"
 #include "telemetry/journal.hpp"
@@ -214,12 +216,21 @@ Collected Collector::stop(bool synchronize) noexcept {
   const std::int64_t patience = now_ns() + kCallsInFlightNs;
   while (calls_in_flight_.load() > 0 && now_ns() < patience) sleep_ns(kNsPerMs);
   if (synchronize) {
+    int waited_for = -1;
+    const auto wait = [&] {
+      driver::table().cuCtxSynchronize();
+      waited_for = driver::current_device();
+    };
     CUcontext current = nullptr;
     if (driver::table().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current != nullptr) {
-      driver::table().cuCtxSynchronize();
+      wait();
     } else if (CUcontext const last = context_.load(); last != nullptr) {
       const driver::CurrentContext context(last);
-      if (context.ok()) driver::table().cuCtxSynchronize();
+      if (context.ok()) wait();
+    }
+    // At the exit, a driver may have given up what it has of this thread: it makes no other context current then.
+    for (std::uint32_t rest = waited_for < 0 ? 0 : devices_used_.load(); rest != 0; rest &= rest - 1) {
+      if (const int device = std::countr_zero(rest); device != waited_for) driver::synchronize_primary(device);
     }
   }
   thread_.stop();

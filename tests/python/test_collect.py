@@ -101,6 +101,21 @@ def test_workers_of_multiprocessing_are_recorded(cudasched: Run, simulated: Path
     assert pq.read_table("data.parquet").num_rows == 40
 
 
+def test_the_end_of_a_recording_waits_for_each_gpu(
+    python: Run, simulated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    done = python(
+        "import cudasched\n"
+        "from program import Gpu\n"
+        "gpus = [Gpu(0), Gpu(1)]\n"
+        "with cudasched.collect('data.parquet', timing='events'):\n"
+        "    for gpu, us in zip(gpus, (20_000, 20)): gpu.use(); gpu.launch(us=us)\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pq.read_table("data.parquet")["duration_ns"].null_count == 0
+
+
 # ---- the command
 
 
