@@ -90,6 +90,8 @@ void JobPeers::find_tables(std::int64_t now) {
     if (!name.ends_with(".arbiter") || name == own_name_ || known || opened_.size() == kMost) continue;
     try {
       auto table = arbiter::Table::open_existing(path);
+      // Tables of MIG instances that are gone stay in the directory: half of the places are for those in use.
+      if (opened_.size() >= kMost / 2 && table->layout().best_effort.load(std::memory_order_relaxed) == 0) continue;
       opened_.reserve(kMost);
       tables_.tables[opened_.size()] = table.get();
       opened_.push_back(std::move(table));

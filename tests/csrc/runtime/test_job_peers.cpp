@@ -117,6 +117,22 @@ TEST_F(JobPeersTest, AJobIsOnTheGpusThatHaveABestEffortClientOfIt) {
   EXPECT_EQ(count(peers), 1);
 }
 
+// The tables of MIG instances that are gone stay in the run directory.
+TEST_F(JobPeersTest, TablesThatNobodyUsesTakeNoPlaceOfAMembers) {
+  constexpr int kTables = 45;
+  constexpr int kMembers = 14;
+  const auto own = open(0);
+  std::vector<std::unique_ptr<Table>> others;
+  for (int gpu = 1; gpu <= kTables; ++gpu) {
+    others.push_back(open(gpu));
+    if (gpu <= kMembers) claim(*others.back(), Class::kBestEffort, kJob);
+  }
+  JobPeers peers;
+  peers.join(kJob, *own);
+  refresh(peers);
+  EXPECT_EQ(count(peers), kMembers);
+}
+
 TEST_F(JobPeersTest, WithoutAJobThereAreNoPeers) {
   const auto own = open(0);
   const auto other = member(1);
