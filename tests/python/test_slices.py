@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from program import PATIENT, Stage
+from program import PATIENT, Stage, eventually
 
 pytestmark = pytest.mark.usefixtures("quick_device")
 
@@ -47,4 +47,17 @@ def test_what_is_switched_off_stays_so_over_updates_in_slices_too(stage: Stage, 
     assert isinstance(seen, list)
     last = [value for value in seen if value >= 2001]
     assert last == [value for _ in range(30) for value in range(2001, 2041) if value != 2008]
+    assert (program.end(), program.stderr) == (0, "")
+
+
+def test_slices_outlive_the_context_of_another_gpu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDASCHED_SIM_DEVICES", "2")
+    settings = {"CUDASCHED_GRAPH_SLICES": "always", "CUDASCHED_GRAPH_SLICE_US": "100"}
+    program = stage.run("best-effort", **PATIENT, **settings)
+    program.call(LOG)
+    program.call(MAKE)
+    program.call("replay(70)")
+    eventually(lambda: program.count("graphs_sliced") == 1, "it is cut")
+    program.call("other = Gpu(1); gpu.use(); gpu.call('cuDevicePrimaryCtxReset_v2', 1)")
+    assert program.count("graphs_sliced") == 1
     assert (program.end(), program.stderr) == (0, "")
