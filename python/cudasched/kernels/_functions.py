@@ -207,7 +207,7 @@ def conv2d(
     return torch.ops.cudasched.conv2d.default(x, w, bias, *pairs)
 
 
-def _pair(name: str, given: Any) -> list[int]:
+def _pair(name: str, given: Any) -> list[Any]:
     pair = list(given) if isinstance(given, Sequence) else [given, given]
     if not all(isinstance(one, (Integral, torch.SymInt)) for one in pair):
         raise KernelError(f"conv2d: {name} is one whole number or two, not {given!r}")
