@@ -176,6 +176,13 @@ def test_a_mig_instance_has_a_daemon_of_its_own(machine: Machine) -> None:
     part.leave()
 
 
+def test_the_daemon_of_an_instance_by_gpu_and_numbers_has_one_directory(machine: Machine) -> None:
+    member = mps.join(machine.run, "MIG-GPU-3f1c/1/0")
+    assert member.directory == machine.run / "mps-MIG-GPU-3f1c-1-0"
+    assert machine.notes("starts") == ["MIG-GPU-3f1c/1/0"]
+    member.leave()
+
+
 # ---- whoever is killed ---------------------------------------------------------------------------------------------
 
 

@@ -130,7 +130,8 @@ def join(run_directory: Path, visible_devices: str | None = None) -> Membership:
     """
     first = (visible_devices or "").split(",")[0].strip()
     instance = first if first.startswith("MIG-") else ""
-    directory = run_directory / (f"mps-{instance}" if instance else "mps")
+    # An instance is named by its UUID, or as MIG-GPU-UUID/1/0.
+    directory = run_directory / (f"mps-{instance.replace('/', '-')}" if instance else "mps")
     _make_private(run_directory)
     _make_private(directory)
     longest = max(len(os.fsencode(directory / "pipe" / entry)) for entry in _ENTRIES)
