@@ -642,8 +642,12 @@ def test_with_what_a_kernel_is_launched_can_be_asked(launched: Run) -> None:
         """
         import cudasched.kernels as kernels
         print(kernels.configuration("axpy", n=512))
+        try: kernels.configuration("axpy", device=7, n=512)
+        except cudasched.DriverError as error: print(error)
         """
     )
     assert done.returncode == 0, done.stderr
     made = {"configuration": {"THREADS": 64, "PER": 1}, "origin": "default", "grid": (8, 1, 1), "block": (64, 1, 1)}
-    assert done.stdout.strip() == str(made | {"shared_bytes": 0})
+    asked, refused = done.stdout.splitlines()
+    assert asked == str(made | {"shared_bytes": 0})
+    assert refused == "cuDeviceGet: CUDA_ERROR_INVALID_DEVICE: this process has no GPU 7"

@@ -123,7 +123,10 @@ class Driver:
             DriverError: There is no such GPU.
         """
         device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-        self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        try:
+            self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+        except DriverError as error:
+            raise DriverError(f"{error}: this process has no GPU {ordinal}") from None
         self.call("cuDeviceGetName", name, 256, device)
 
         def attribute(which: int) -> int:
