@@ -73,7 +73,6 @@ class Device {
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;
-  bool slices_need_gate() const noexcept { return slice_length_.needs_gate(); }
   // Another best-effort client asks for pauses, in which it measures. The ticker's.
   bool pauses(std::int64_t now_ns) noexcept;
   // Best-effort clients of other processes pause for so long; 0: no longer; negative: nothing changes. See

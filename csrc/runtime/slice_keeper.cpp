@@ -46,9 +46,9 @@ std::uint32_t SliceKeeper::wanted(Engine& engine, std::int64_t now) noexcept {
     mps = mps || device.under_mps();
     us = std::max(us, device.slice_us(now));
     // Where requests are announced, the gate has the GPU clear when they come.
-    const bool gated = setting_ || device.announced(now) || device.slices_need_gate();
-    device.gate.step_aside(
-        {.interrupted = slices_on && !gated, .copies = slices_.interrupts_copies(), .pauses = device.pauses(now)});
+    device.gate.step_aside({.interrupted = slices_on && !setting_ && !device.announced(now),
+                            .copies = slices_.interrupts_copies(),
+                            .pauses = device.pauses(now)});
   });
   state_ = !best_effort     ? State::kUnused
            : setting_ == 0U ? State::kSetOff

@@ -4,13 +4,6 @@
 
 namespace cudasched::schedule {
 
-void SliceLength::weigh(const Look& seen) noexcept {
-  const double passed = looked_ns_ == 0 ? 0 : static_cast<double>(std::max<std::int64_t>(0, seen.now_ns - looked_ns_));
-  latency_share_ += ((seen.latency_active ? 1 : 0) - latency_share_) * std::min(1.0, passed / kShareNs);
-  // Once it is needed, within wider limits.
-  needs_gate_ = latency_share_ > (needs_gate_ ? 0.15 : 0.25) && latency_share_ < (needs_gate_ ? 0.95 : 0.9);
-}
-
 bool SliceLength::starves(const Look& seen) noexcept {
   if (!seen.in_flight || seen.completions != completions_ || looked_ns_ == 0) {
     without_ns_ = 0;
@@ -30,7 +23,6 @@ bool SliceLength::starves(const Look& seen) noexcept {
 }
 
 std::uint32_t SliceLength::look(const Look& seen) noexcept {
-  weigh(seen);
   const bool starving = starves(seen);
   const std::uint32_t shortest_us = set_us_.value_or(kShortestUs);
   const std::uint32_t relieved_us = std::max(shortest_us, kStarvingUs);

@@ -4,11 +4,9 @@
 // to its context, which takes kContextSwitchNs, and back where the request leaves it idle.
 //
 //   shortest  1 us: running work gives way at once, to any process. Alone on the GPU it costs nothing. Nothing else is
-//             needed beside short requests that come unannounced: a gate adds nothing to their latency and costs best
-//             effort (benchmarks/results/preempt_ablation.json).
-//   gate      Latency work that is under way for much of the time leaves the GPU idle between its kernels: a decode
-//             loop, an eager server. Slices alone make the GPU change contexts in each of these moments. A gate that is
-//             closed meanwhile is faster for both programs (docs/facts.md). Not beside work that never ends.
+//             needed beside requests that come unannounced: a gate adds nothing to their latency and costs best effort
+//             (benchmarks/results/preempt_ablation.json). Longer slices beside requests that leave the GPU idle between
+//             their kernels gain best effort little (docs/facts.md).
 //   shared    several best-effort processes with work change places at the end of each slice.
 //   starving  a process that never leaves the GPU idle gives a slice of 1 us next to nothing. Best effort that gets
 //             nothing done for half a second has longer slices for a while, a tenth of the GPU's time; not where it is
@@ -48,18 +46,11 @@ class SliceLength {
   explicit SliceLength(std::optional<std::uint32_t> set_us = {}) noexcept : set_us_(set_us) {}
 
   std::uint32_t look(const Look& seen) noexcept;
-  // As of the last look.
-  bool needs_gate() const noexcept { return needs_gate_; }
 
  private:
-  static constexpr double kShareNs = 1e9;  // over which the share of latency work in the time is taken
-
-  void weigh(const Look& seen) noexcept;
   bool starves(const Look& seen) noexcept;
 
   std::optional<std::uint32_t> set_us_;
-  double latency_share_ = 0;
-  bool needs_gate_ = false;
   std::uint32_t us_ = 0;         // 0: not yet chosen
   std::int64_t changed_ns_ = 0;  // 0: not yet
   std::uint64_t completions_ = 0;

@@ -55,30 +55,6 @@ TEST_F(SliceKeeperTest, WhatTheGpuInterruptsMayBeInFlightAtAnyLength) {
   Program::check(program.synchronize());
 }
 
-TEST_F(SliceKeeperTest, TheGateHoldsBesideLatencyWorkThatIsUnderWayForHalfOfTheTime) {
-  const Program program;
-  const arbiter::Slot& mine = slot(program);
-  ASSERT_TRUE(eventually([&] { return is(mine, State::kOn); }));
-  const OtherClient idle(false);
-  const auto gate_holds = [&] {  // the program goes on, so that it ticks
-    const InRegion region(CUDASCHED_BEST_EFFORT);
-    Program::check(program.launch(1));
-    return engine().known_device(0)->gate.beside_latency();
-  };
-  EXPECT_TRUE(eventually([&] { return !gate_holds(); }));
-  const OtherClient decodes(
-      Class::kLatency, "decodes", [](arbiter::Table&, int) {},
-      [](arbiter::Table& table, int slot) {
-        if (now_ns() / (20 * kNsPerMs) % 2 == 0) {
-          table.set_active(slot, now_ns());
-        } else {
-          table.clear_active(slot);
-        }
-      });
-  EXPECT_TRUE(eventually(gate_holds));
-  Program::check(program.synchronize());
-}
-
 TEST_F(SliceKeeperTest, UnderMpsNothingIsSetAndLongKernelsAreWarnedOf) {
   HookedDriver::instance();
   static auto* const real = driver::table().cuDeviceGetAttribute;

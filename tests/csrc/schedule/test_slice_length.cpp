@@ -39,28 +39,6 @@ TEST_F(SliceLengthTest, IsTheShortestFromTheFirstLookOn) {
   EXPECT_EQ(pass(30), SliceLength::kShortestUs);
 }
 
-// A look of ten is of latency work, in turns of 100 ms.
-TEST_F(SliceLengthTest, NeedsAGateBesideLatencyWorkThatIsUnderWayForMuchOfTheTimeAndNotForAllOfIt) {
-  const auto passes = [&](double seconds, int active_of_ten) {
-    for (int i = 0; i < static_cast<int>(10 * seconds); ++i) {
-      for (int part = 0; part < 10; ++part) {
-        latency_active_ = part < active_of_ten;
-        pass(0.01);
-      }
-    }
-    return length_.needs_gate();
-  };
-  EXPECT_FALSE(passes(20, 1));
-  EXPECT_FALSE(passes(20, 2)) << "a quarter of the time is needed";
-  EXPECT_TRUE(passes(5, 4));
-  EXPECT_TRUE(passes(20, 2)) << "it stays, from then on";
-  EXPECT_FALSE(passes(5, 1));
-  EXPECT_TRUE(passes(5, 8));
-  EXPECT_FALSE(passes(10, 10)) << "or the gate would open no more";
-  EXPECT_TRUE(passes(5, 7));
-  EXPECT_FALSE(passes(5, 0));
-}
-
 TEST_F(SliceLengthTest, SeveralBestEffortProcessesDoNotChangeAllTheTime) {
   pass(3);
   others_ = 1;
