@@ -43,8 +43,8 @@ def share_of_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
 
     Others take the first lock in turn and pass; one that is alone keeps it while the tests before it end.
     """
-    locks = Path(tempfile.gettempdir())
-    with (locks / "cudasched-tests-gpu-turn").open("w") as turn, (locks / "cudasched-tests-gpu").open("w") as gpu:
+    mine = Path(tempfile.gettempdir(), f"cudasched-tests-gpu-{os.getuid()}")
+    with mine.open("w") as gpu, mine.with_suffix(".turn").open("w") as turn:
         alone = request.node.get_closest_marker("alone") is not None
         fcntl.flock(turn, fcntl.LOCK_EX)
         fcntl.flock(gpu, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
