@@ -115,6 +115,7 @@ def test_a_wrapped_booster_is_unwrapped() -> None:
 
 def test_a_regressor_with_a_missing_value_of_its_own_is_refused() -> None:
     """Guards against other predictions than the regressor's: its trees do not have that value."""
+    pytest.importorskip("sklearn")
     random = np.random.default_rng(8)
     x, y = random.normal(size=(100, 2)), random.normal(9, size=100)
     with pytest.raises(ModelError, match=r"-1\.0 for a missing value"):
