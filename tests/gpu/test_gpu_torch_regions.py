@@ -27,7 +27,7 @@ def test_random_programs_keep_their_contents(
 
 @pytest.mark.parametrize("rule", ["order", "default", "keep", "handover"])
 def test_a_rule_that_is_removed_is_missed(rule: str) -> None:
-    # It ends with the first that is wrong. Kernels are long: beside shorter ones a slow host seldom misses `default`.
+    # It ends with the first that is wrong. Kernels are long: a slow host outlasts shorter ones, and then nothing shows.
     long = ["--cycles", "4000000"]
     assert wrong(run_program("torch_regions.py", "random", "--programs", "500", *long, "--without", rule)) > 0
 

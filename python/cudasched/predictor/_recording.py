@@ -46,24 +46,26 @@ def launch_columns(kernels: pa.Table) -> dict[str, Any]:
     missing = [name for name in (*_NUMBERS, "function", "words", "pointers") if name not in kernels.column_names]
     if missing:
         raise Error(f"the table is no recording of `cudasched collect`: it has no column {', '.join(missing)}")
-    lacking = [name for name in (*_NUMBERS, "function") if kernels[name].null_count]
-    if lacking:
-        raise Error(f"the table is no recording of `cudasched collect`: column {', '.join(lacking)} lacks values")
-    functions = kernels["function"].cast("string").combine_chunks().dictionary_encode()
+    functions = _filled(kernels["function"], "function").cast("string").combine_chunks().dictionary_encode()
     columns: dict[str, Any] = {
-        name: np.ascontiguousarray(kernels[name].combine_chunks().to_numpy(zero_copy_only=False)) for name in _NUMBERS
+        name: np.ascontiguousarray(_filled(kernels[name], name).combine_chunks().to_numpy(zero_copy_only=False))
+        for name in _NUMBERS
     }
     columns["function"] = np.ascontiguousarray(functions.indices.to_numpy(zero_copy_only=False), dtype=np.int32)
     columns["functions"] = functions.dictionary.to_pylist()
     for name, singular in (("words", "word"), ("pointers", "pointer")):
         lists = kernels[name].combine_chunks()
-        values = lists.flatten()
-        if values.null_count:
-            raise Error(f"the table is no recording of `cudasched collect`: column {name} lacks values")
-        columns[name] = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+        columns[name] = np.ascontiguousarray(_filled(lists.flatten(), name).to_numpy(zero_copy_only=False))
         lengths = np.asarray(lists.value_lengths().fill_null(0))
         columns[f"{singular}_offsets"] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return columns
+
+
+def _filled(column: Any, name: str) -> Any:
+    """The column. Raises Error: a value is missing."""
+    if column.null_count:
+        raise Error(f"the table is no recording of `cudasched collect`: column {name} lacks values")
+    return column
 
 
 def feature_rows(launches: Any) -> tuple[NDArray[float32], NDArray[bool_]]:
@@ -108,9 +110,7 @@ def _kernels(table: pa.Table) -> tuple[dict[str, Any], NDArray[bool_]]:
 
     if "kind" not in table.column_names:
         raise Error("the table is no recording of `cudasched collect`: it has no column kind")
-    if table["kind"].null_count:
-        raise Error("the table is no recording of `cudasched collect`: column kind lacks values")
-    is_kernel = pc.equal(table["kind"].cast("string"), "kernel")
+    is_kernel = pc.equal(_filled(table["kind"], "kind").cast("string"), "kernel")
     return launch_columns(table.filter(is_kernel)), numpy().asarray(is_kernel)
 
 
