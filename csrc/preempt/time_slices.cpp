@@ -17,11 +17,11 @@ constexpr std::uint32_t kErrno = 0x8000'0000U;
 
 }  // namespace
 
-void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
+void TimeSlices::keep(std::uint32_t us, std::int64_t now, std::uint32_t copies_us) noexcept {
   const State state = this->state();
   if (state == State::kRefused || state == State::kLost) return;
-  const std::uint32_t before = us_.load(std::memory_order_relaxed);
-  if (us == 0 && before == 0) {
+  const std::array<std::uint32_t, 2> wanted{us, us == 0 ? 0 : copies_us};
+  if (us == 0 && us_[0] == 0) {
     state_.store(State::kUnused, std::memory_order_relaxed);
     return;
   }
@@ -30,7 +30,7 @@ void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
     made_ns_ = now;
     next_look_ns_ = now;
   }
-  if (us == before && now < next_look_ns_) return;
+  if (wanted == us_ && now < next_look_ns_) return;
   next_look_ns_ = now + (now - made_ns_ < kSettlesNs ? kLookNs : kLookLaterNs);
 
   if (groups_.overflows() > 0) {
@@ -45,16 +45,17 @@ void TimeSlices::keep(std::uint32_t us, std::int64_t now) noexcept {
     return;
   }
   for (const Group& group : all) {
-    if (!give(group, us)) return;
+    if (!give(group, wanted[group.copies ? 1 : 0])) return;
   }
-  interrupts_copies_ = sets_copies_ && std::ranges::any_of(all, &Group::copies);
-  us_.store(us, std::memory_order_relaxed);
+  interrupts_copies_ = sets_copies_ && wanted[1] != 0 && std::ranges::any_of(all, &Group::copies);
+  us_ = wanted;
   state_.store(us != 0 ? State::kOn : State::kUnused, std::memory_order_relaxed);
 }
 
 // 0: the length without us. False: not possible, and time slices are off.
 bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
-  if (group.copies && !sets_copies_) return true;
+  const std::size_t kind = group.copies ? 1 : 0;
+  if ((group.copies && !sets_copies_) || (us == 0 && us_[kind] == 0)) return true;
   if (OpenFile::of(group.file.descriptor) != group.file) {
     turn_off(State::kLost, "");
     return false;
@@ -63,10 +64,9 @@ bool TimeSlices::give(const Group& group, std::uint32_t us) noexcept {
   if (const std::uint32_t status = control(group, wire::kGetTimeSlice, has); status != 0) {
     return refused(group, "GET_TIMESLICE", status);
   }
-  std::uint64_t& own = own_us_[group.copies ? 1 : 0];
-  std::uint64_t wanted = us == 0 ? own : group.copies ? kCopiesUs : us;
+  std::uint64_t wanted = us != 0 ? us : own_us_[kind];
   if (has == wanted) return true;
-  if (has != (group.copies ? kCopiesUs : us_.load(std::memory_order_relaxed))) own = has;
+  if (has != us_[kind]) own_us_[kind] = has;
   calls_.fetch_add(1, std::memory_order_relaxed);
   if (const std::uint32_t status = control(group, wire::kSetTimeSlice, wanted); status != 0) {
     return refused(group, "SET_TIMESLICE", status);
@@ -109,7 +109,7 @@ bool TimeSlices::refused(const Group& asked, const char* call, std::uint32_t sta
 }
 
 void TimeSlices::turn_off(State state, std::string_view why) noexcept {
-  us_.store(0, std::memory_order_relaxed);
+  us_ = {};
   state_.store(state, std::memory_order_relaxed);
   try {
     why_ = why;
@@ -120,7 +120,7 @@ void TimeSlices::turn_off(State state, std::string_view why) noexcept {
 void TimeSlices::reset_in_child() noexcept {
   groups_.reset_in_child();
   state_.store(State::kUnused, std::memory_order_relaxed);
-  us_.store(0, std::memory_order_relaxed);
+  us_ = {};
   made_ = 0;
   next_look_ns_ = 0;
 }

@@ -1,7 +1,8 @@
 // The hardware time slices of this process's contexts. While a context's slice lasts, the GPU runs no other process's
 // context. When the slice is over and another context has work, the GPU stops the running kernels, at an instruction,
 // and continues them later. libcuda gives each context 2,048 us. A best-effort process with 1 us gives way to any other
-// process within a context switch, 0.13 ms, whatever kernels run. Alone on the GPU the process loses nothing.
+// process within a context switch, 0.13 ms, whatever kernels run. Alone on the GPU the process loses nothing. A latency
+// process whose requests are longer than its slice is stopped for others' at each end of it.
 //
 // A copy engine gives a process's copies a slice of their own, 1,024 us by the kernel module, and interrupts them, too.
 //
@@ -26,7 +27,7 @@ namespace cudasched::preempt {
 
 // As `cudasched status` shows it (cudasched_time_slice_state).
 enum class State : std::uint32_t {
-  kUnused = 0,   // nothing of the process is best effort
+  kUnused = 0,   // nothing of the process is best effort, or of latency work beside best effort
   kOn = 1,       // each of its contexts has the requested length
   kSetOff = 2,   // time_slice_us = off
   kMps = 3,      // the contexts of all MPS clients share one slice
@@ -46,13 +47,13 @@ class TimeSlices {
   // was no better (H200).
   static constexpr std::uint32_t kCopiesUs = 20;
 
-  // Gives each context `us`, and its copies kCopiesUs; 0: the lengths that they had. Checks the lengths now and then:
-  // libcuda sets its own 0.1 s after a context's creation.
-  void keep(std::uint32_t us, std::int64_t now_ns) noexcept;
+  // Gives each context `us`, and its copies `copies_us`; 0: the lengths that they had, and where `us` is, both. Checks
+  // the lengths now and then: libcuda sets its own 0.1 s after a context's creation.
+  void keep(std::uint32_t us, std::int64_t now_ns, std::uint32_t copies_us = kCopiesUs) noexcept;
 
-  // kUnused, kOn, kUnseen, kRefused or kLost, and the length that was set last; 0: none.
+  // kUnused, kOn, kUnseen, kRefused or kLost; and the length that was set last, 0: none. The second is the ticker's.
   State state() const noexcept { return state_.load(std::memory_order_relaxed); }
-  std::uint32_t us() const noexcept { return us_.load(std::memory_order_relaxed); }
+  std::uint32_t us() const noexcept { return us_[0]; }
   // Where kOn: copies have their slice, too. The ticker's.
   bool interrupts_copies() const noexcept { return interrupts_copies_; }
   // For kRefused: the call and its result. The ticker's.
@@ -80,10 +81,10 @@ class TimeSlices {
   Groups groups_;
   bool watches_ = false;
   std::atomic<State> state_{State::kUnused};
-  std::atomic<std::uint32_t> us_{0};
   std::atomic<std::uint64_t> calls_{0};
-  // By Group::copies: the lengths without us, and at first those of driver 580. Where the driver refuses to set those
-  // of copies, these keep theirs.
+  // By Group::copies: the lengths that were set last, 0: none; and those without us, at first driver 580's. Where the
+  // driver refuses to set those of copies, these keep theirs.
+  std::array<std::uint32_t, 2> us_{};
   std::array<std::uint64_t, 2> own_us_{2'048, 1'024};
   bool sets_copies_ = true;
   bool interrupts_copies_ = false;

@@ -138,6 +138,8 @@ void Device::register_client(Class client_class, const Settings& settings, const
 
 namespace {
 
+constexpr std::int64_t kStoppedNs = 3 * kNsPerSecond;  // without a heartbeat: an idle client has one each second
+
 // A word of shared memory that says a time: was that within the last second, or is it soon?
 bool lately(const std::atomic<std::int64_t>& word, std::int64_t now) noexcept {
   const std::int64_t at_ns = word.load(std::memory_order_relaxed);
@@ -147,11 +149,21 @@ bool lately(const std::atomic<std::int64_t>& word, std::int64_t now) noexcept {
 }  // namespace
 
 template <typename Visit>
-void Device::for_each_other(Visit&& visit) noexcept {
-  const int own = slot(Class::kBestEffort);
-  for (std::uint64_t rest = table_->layout().best_effort.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
+void Device::for_each_other(Class client_class, Visit&& visit) noexcept {
+  const int own = slot(client_class);
+  const arbiter::Layout& layout = table_->layout();
+  const auto& clients = client_class == Class::kLatency ? layout.latency : layout.best_effort;
+  for (std::uint64_t rest = clients.load(std::memory_order_relaxed); rest != 0; rest &= rest - 1) {
     if (const int other = std::countr_zero(rest); other != own) visit(table_->slot(other));
   }
+}
+
+bool Device::beside(Class client_class, std::int64_t now) noexcept {
+  bool found = false;
+  for_each_other(client_class, [&](const arbiter::Slot& other) {
+    found = found || schedule::is_fresh(other.heartbeat_ns.load(std::memory_order_relaxed), now, kStoppedNs);
+  });
+  return found;
 }
 
 std::uint32_t Device::slice_us(std::int64_t now) noexcept {
@@ -160,7 +172,7 @@ std::uint32_t Device::slice_us(std::int64_t now) noexcept {
   // Of one that measures and the others, one has work at a time.
   const int own = slot(Class::kBestEffort);
   const bool alone = own >= 0 && schedule::measures(table_->slot(own), now);
-  for_each_other([&](const arbiter::Slot& other) {
+  for_each_other(Class::kBestEffort, [&](const arbiter::Slot& other) {
     seen.others += !alone && lately(other.in_flight_until_ns, now) && !schedule::measures(other, now);
   });
   const Gate::Progress progress = gate.progress();
@@ -179,7 +191,8 @@ bool Device::announced(std::int64_t now) noexcept {
 
 bool Device::pauses(std::int64_t now) noexcept {
   bool found = false;
-  for_each_other([&](const arbiter::Slot& other) { found = found || schedule::measures(other, now); });
+  for_each_other(Class::kBestEffort,
+                 [&](const arbiter::Slot& other) { found = found || schedule::measures(other, now); });
   return found;
 }
 
@@ -187,7 +200,7 @@ void Device::measure(std::int64_t for_ns, std::int64_t now, cudasched_measuring&
   found = {};
   arbiter::Slot& own = table_->slot(slot(Class::kBestEffort));
   bool alone = true;
-  for_each_other([&](const arbiter::Slot& other) {
+  for_each_other(Class::kBestEffort, [&](const arbiter::Slot& other) {
     alone = false;
     const std::int64_t until = other.in_flight_until_ns.load(std::memory_order_relaxed);
     found.busy_ns = std::max(found.busy_ns, until > now ? std::min(until - now, kNsPerSecond) : 0);
@@ -204,7 +217,7 @@ void Device::measure(std::int64_t for_ns, std::int64_t now, cudasched_measuring&
   }
   // Where two begin at once, the one of the lower slot goes first.
   if (for_ns > 0 && found.wait_ns == 0) {
-    for_each_other([&](const arbiter::Slot& other) {
+    for_each_other(Class::kBestEffort, [&](const arbiter::Slot& other) {
       if (&other < &own) found.wait_ns = std::max(found.wait_ns, schedule::next_pause_ns(other, now));
     });
     if (found.wait_ns > 0) {

@@ -69,8 +69,10 @@ class Device {
   int ordinal() const noexcept { return ordinal_; }
   // Its processes are clients of MPS. Once a client is registered.
   bool under_mps() const noexcept { return mps_.load(std::memory_order_relaxed); }
-  // How long the time slices of this process are to be for this GPU's sake. The ticker's.
+  // How long the time slices of this process are to be for the sake of its best-effort work here. The ticker's.
   std::uint32_t slice_us(std::int64_t now_ns) noexcept;
+  // Another process that lives has a client of the class, latency or best effort. The ticker's.
+  bool beside(Class client_class, std::int64_t now_ns) noexcept;
   // A latency client has said lately when its requests come, or has a rhythm. The ticker's.
   bool announced(std::int64_t now_ns) noexcept;
   // Another best-effort client asks for pauses, in which it measures. The ticker's.
@@ -85,9 +87,9 @@ class Device {
   JobPeers peers;
 
  private:
-  // Of the slots of other processes' best-effort clients.
+  // Of the slots of other processes' clients of the class, latency or best effort.
   template <typename Visit>
-  void for_each_other(Visit&& visit) noexcept;
+  void for_each_other(Class client_class, Visit&& visit) noexcept;
 
   CUdevice handle_;
   int ordinal_;

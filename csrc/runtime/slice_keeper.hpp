@@ -25,6 +25,7 @@ class SliceKeeper {
   preempt::TimeSlices slices_;
   std::optional<std::uint32_t> setting_;  // none: found on line; 0: off
   preempt::State state_ = preempt::State::kUnused;
+  bool best_effort_ = false;  // the process has such work, as of the last tick; else the slice is latency work's
   bool tool_ = false;
   bool said_ = false;
 };

@@ -1,7 +1,13 @@
-// How long the hardware time slice of a best-effort process is to be, and whether its gate is needed beside it.
+// How long the hardware time slice of a process is to be.
 //
 // While the slice lasts, a request of another process waits. When it is over and that process has work, the GPU changes
 // to its context, which takes kContextSwitchNs, and back where the request leaves it idle.
+//
+// Of a latency process: kLatencyUs, beside best effort of other processes. With libcuda's own the GPU changes to the
+// best-effort context and back after each 2 ms of a request, 0.26 ms for 1 us of its work. Not beside latency work of
+// other processes, which would wait for so long.
+//
+// Of a best-effort process:
 //
 //   shortest  1 us: running work gives way at once, to any process. Alone on the GPU it costs nothing. Nothing else is
 //             needed beside requests that come unannounced: a gate adds nothing to their latency and costs best effort
@@ -26,6 +32,7 @@ namespace cudasched::schedule {
 
 class SliceLength {
  public:
+  static constexpr std::uint32_t kLatencyUs = 20'000;
   static constexpr std::uint32_t kShortestUs = 1;
   static constexpr std::uint32_t kSharedUs = 1'200;
   static constexpr std::uint32_t kStarvingUs = 200;

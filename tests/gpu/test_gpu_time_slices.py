@@ -50,6 +50,27 @@ def test_a_request_of_a_bare_program_interrupts_a_kernel_that_runs(start: Start)
     assert beside_ms < turns_ms
 
 
+def test_a_server_has_longer_ones_while_best_effort_is_beside_it(start: Start) -> None:
+    server = start("server.py", "100000", client_class="latency")
+    line_of(server, "ready")
+
+    def of_server() -> tuple[object, object]:
+        (seen,) = [client for client in clients() if client["client_class"] == "latency"]
+        return seen["time_slice"], seen["time_slice_us"]
+
+    def becomes(state: object, us: object) -> bool:
+        return any(of_server() == (state, us) or time.sleep(0.1) for _ in range(100))
+
+    assert of_server() == ("", None)
+    for end in ("kill", "terminate"):
+        trainer = start("trainer.py", client_class="best-effort")
+        line_of(trainer, "")
+        assert becomes("on", 20_000)
+        getattr(trainer, end)()
+        trainer.wait()
+        assert becomes("", None)
+
+
 def test_killed_clients_and_new_contexts(start: Start) -> None:
     server = start("server.py", "400")
     line_of(server, "ready")

@@ -127,6 +127,23 @@ TEST_F(TimeSlicesTest, AnotherLengthIsSetAtOnceAndNoneGivesBackLibcudasOwn) {
   EXPECT_EQ(slices_.calls(), 5U);
 }
 
+TEST_F(TimeSlicesTest, OfKernelsAloneLeavesThoseOfCopiesAndGivesBackWhatWasSet) {
+  begin();
+  new_context();
+  std::this_thread::sleep_for(milliseconds(110));
+  slices_.keep(20'000, now_ns(), 0);
+  EXPECT_EQ(lengths(), (Lengths{20'000, 1'024}));
+  EXPECT_EQ(slices_.calls(), 1U);
+  EXPECT_FALSE(slices_.interrupts_copies());
+  slices_.keep(1, now_ns());
+  EXPECT_EQ(lengths(), (Lengths{1, TimeSlices::kCopiesUs}));
+  slices_.keep(1, now_ns(), 0);
+  EXPECT_EQ(lengths(), (Lengths{1, 1'024}));
+  slices_.keep(0, now_ns(), 0);
+  EXPECT_EQ(lengths(), (Lengths{2'048, 1'024}));
+  EXPECT_EQ(slices_.calls(), 5U);
+}
+
 TEST_F(TimeSlicesTest, ADriverThatRefusesThoseOfCopiesLeavesThoseOfKernels) {
   begin("copies refused");
   new_context();

@@ -41,6 +41,37 @@ TEST_F(SliceKeeperTest, BestEffortHasTheShortestUntilTheProcessHasLatencyWorkToo
   EXPECT_TRUE(eventually([&] { return is(mine, State::kShared) && mine.time_slice_us.load() == 0; }));
 }
 
+TEST_F(SliceKeeperTest, LatencyWorkHasALongerOneBesideBestEffortAlone) {
+  const Program program;
+  const InRegion region(CUDASCHED_LATENCY);
+  auto& table = HookedDriver::instance().table();
+  const auto becomes = [&](State state, std::uint32_t us) {
+    return eventually([&] {  // the program goes on, so that it ticks
+      Program::check(program.launch(1));
+      Program::check(program.synchronize());
+      const arbiter::Slot& mine = table.slot(__builtin_ctzll(table.latency_clients()));
+      return is(mine, state) && mine.time_slice_us.load() == us;
+    });
+  };
+  const auto idles = [](arbiter::Table&, int) {};
+  {
+    const OtherClient trains(Class::kBestEffort, "trains", idles);
+    EXPECT_TRUE(becomes(State::kOn, 20'000));
+    {
+      const OtherClient serves(false);
+      EXPECT_TRUE(becomes(State::kUnused, 0));
+    }
+    EXPECT_TRUE(becomes(State::kOn, 20'000));
+    trains.stop();
+    EXPECT_TRUE(becomes(State::kUnused, 0)) << "a client that is stopped takes no turns";
+  }
+  const OtherClient trains(Class::kBestEffort, "trains", idles);
+  EXPECT_TRUE(becomes(State::kOn, 20'000));
+  const InRegion inner(CUDASCHED_BEST_EFFORT);
+  Program::check(program.launch(1, Program::new_stream()));
+  EXPECT_TRUE(eventually([&] { return is(table.slot(__builtin_ctzll(table.latency_clients())), State::kUnused); }));
+}
+
 // Where nothing interrupts it, 30 ms may be in flight: three of these.
 TEST_F(SliceKeeperTest, WhatTheGpuInterruptsMayBeInFlightAtAnyLength) {
   const Program program;
