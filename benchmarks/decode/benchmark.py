@@ -1,9 +1,9 @@
 """Tokens of a Llama of 8 billion parameters in vLLM beside a training: in time slices, and under cudasched.
 
 vLLM's engine and the training are built once each for all arms, with and without cudasched, and take turns. In each
-repeat an arm's engine answers the same requests alone and beside the training. The arm `training_only` has vLLM as it
-is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under `--class latency`, too; in
-`cudasched_500us` the training has longer time slices as well.
+repeat an engine answers the same requests alone, and in each of its arms beside the training. The arm `training_only`
+has vLLM as it is and the training under `cudasched run --class best_effort`; in `cudasched` vLLM runs under
+`--class latency`, too.
 
 `vllm_tpot_p99_ratio` is P99 of the time per output token of `cudasched` beside over alone, over the requests of all
 repeats; the same of `training_only`, and of `time_slices` without cudasched; and of P50. `vllm_training_of_time_slices`
@@ -28,13 +28,12 @@ from benchmarks.lab.run import Benchmark
 from benchmarks.lab.session import Done, Found, brief, median_of
 
 ENGINE = Path(__file__).with_name("engine.py")
-ARMS: dict[str, tuple[str | None, str | None, str]] = {
-    "time_slices": (None, None, "auto"),
-    "training_only": (None, "best-effort", "auto"),
-    "cudasched": ("latency", "best-effort", "auto"),
-    "cudasched_500us": ("latency", "best-effort", "500"),
+ARMS: dict[str, tuple[str | None, str | None]] = {
+    "time_slices": (None, None),
+    "training_only": (None, "best-effort"),
+    "cudasched": ("latency", "best-effort"),
 }
-"""The class of vLLM, and that of the training with its time slice."""
+"""The class of vLLM, and that of the training."""
 TRAINING = "transformers_llama"
 OF_TIME_SLICES = "vllm_training_of_time_slices"
 RATE_HZ = 16.0
@@ -55,10 +54,8 @@ def measure(lab: Processes) -> None:
     session.need(BUILD_S / 2)
     simulate = ["--simulate"] if session.rehearsal else []
     trainings = {
-        (client, us): lab.program(
-            TRAINING, client_class=client, read_every=lab.often, environment={"CUDASCHED_TIME_SLICE_US": us}
-        )
-        for client, us in {(client, us) for _, client, us in ARMS.values()}
+        client: lab.program(TRAINING, client_class=client, read_every=lab.often)
+        for client in {client for _, client in ARMS.values()}
     }
     engines = {client: lab.start(ENGINE, *simulate, client_class=client) for client in {None, "latency"}}
     built(*trainings.values())
@@ -78,12 +75,15 @@ def measure(lab: Processes) -> None:
         step_s = profiled["gpu_s"] * session.backend.scale / profiled["steps"]
         session.store.keep("engines", {"step_s": step_s, "same": [each["same"] for each in asleep]})
         session.say(f"{1e3 * step_s:.2f} ms a step of {profiled['steps']}; asleep: {asleep}")
+    tokens_alone: dict[tuple[int, str | None], list[float]] = {}
     for repeat, arm in turns:
         if f"{arm}/{repeat}" in session.store.done:
             continue
         session.need(3 * seconds)
-        training, found = trainings[ARMS[arm][1:]], dict[str, Any]()
-        alone_ms = requests(arm, repeat)["token_ms"]
+        (server, client), found = ARMS[arm], dict[str, Any]()
+        if (repeat, server) not in tokens_alone:
+            tokens_alone[repeat, server] = requests(arm, repeat)["token_ms"]
+        alone_ms, training = tokens_alone[repeat, server], trainings[client]
         ask(training, "start")
         alone, _ = trained(training, ALONE_S, lambda: time.sleep(ALONE_S + HEAD_START_S))
         asked = partial(requests, arm, repeat, HEAD_START_S)
