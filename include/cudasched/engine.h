@@ -178,9 +178,10 @@ CUDASCHED_EXPORT int cudasched_remove_pool(void* pool);
 CUDASCHED_EXPORT int cudasched_coverage_start(const char* cupti_path);
 CUDASCHED_EXPORT int cudasched_coverage_flush(void);
 
-/* Whether the kernels of a best-effort client are interrupted for other processes, and why not. */
+/* Whether the time slices of a client's process are cudasched's, and why not: a best-effort one's are short, so that
+ * its kernels are interrupted for other processes; a latency one's beside best effort are long. */
 enum cudasched_time_slice_state {
-  CUDASCHED_TIME_SLICE_UNUSED = 0,  /* it is not best effort */
+  CUDASCHED_TIME_SLICE_UNUSED = 0,  /* it is neither */
   CUDASCHED_TIME_SLICE_ON = 1,      /* its contexts have time slices of cudasched_client::time_slice_us */
   CUDASCHED_TIME_SLICE_OFF = 2,     /* its setting time_slice_us is off */
   CUDASCHED_TIME_SLICE_MPS = 3,     /* all clients of MPS share one */

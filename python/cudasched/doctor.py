@@ -272,7 +272,8 @@ def _mps() -> Iterator[Check]:
 def _time_slices() -> Iterator[Check]:
     from cudasched.status import status
 
-    told = {client.time_slice: client for device in status() for client in device.clients if client.time_slice}
+    clients = [client for device in status() for client in device.clients if client.client_class == "best_effort"]
+    told = {client.time_slice: client for client in clients if client.time_slice}
     refused = [client for state, client in told.items() if state in ("refused", "closed", "unseen")]
     if refused:
         why = f"{refused[0].name} ({refused[0].pid}): {refused[0].time_slice}"

@@ -156,11 +156,11 @@ class Client:
         weight: Multiplies its share among best-effort clients.
         policy: The policy of its best-effort launches: a name of the setting ``policy``, ``own`` for one that the
             program brings; empty: not known.
-        time_slice: Whether the GPU interrupts its kernels for other processes: ``on``; ``off`` (its setting); ``mps``
-            (all MPS clients share one slice); ``shared`` (its process has latency work, too); ``unseen`` (its contexts
-            were not seen: another driver, or CUDA was begun before cudasched); ``refused`` by the driver; ``closed``
-            (the program has closed the driver's files); ``tool`` (a debugger, sanitizer or profiler is in it);
-            empty: it is not best effort.
+        time_slice: Whether the GPU interrupts its kernels for other processes: ``on``, after `time_slice_us`; ``off``
+            (its setting); ``mps`` (all MPS clients share one slice); ``shared`` (its process has latency work, too);
+            ``unseen`` (its contexts were not seen: another driver, or CUDA was begun before cudasched); ``refused`` by
+            the driver; ``closed`` (the program has closed the driver's files); ``tool`` (a debugger, sanitizer or
+            profiler is in it); empty: it is not best effort. Of latency work: ``on`` beside best effort, else empty.
         time_slice_us: How long the GPU runs it before it interrupts it, us; None: as the driver has it, 2,048.
         whole_graphs: Graphs of its process that are launched whole, by reason: as of a second ago.
         kernels: How the best-effort kernels of its process, on all of the process's GPUs, use the GPU.

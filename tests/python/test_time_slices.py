@@ -1,4 +1,4 @@
-"""Hardware time slices of best-effort programs, as users meet them, over the simulated driver and its kernel module."""
+"""Hardware time slices of programs, as users meet them, over the simulated driver and its kernel module."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def trainer(stage: Stage, **environment: str) -> Program:
     return program
 
 
-def server(stage: Stage) -> Program:
-    program = stage.importing(**PATIENT, **HOLDING)
+def server(stage: Stage, **environment: str) -> Program:
+    program = stage.importing(**PATIENT, **HOLDING, **environment)
     program.call("gpu = Gpu()")
     program.call("with cudasched.region('latency'): gpu.launch(); gpu.synchronize()")
     return program
@@ -41,13 +41,31 @@ def test_a_best_effort_program_alone_has_the_shortest(stage: Stage) -> None:
     assert (train.end(), train.stderr) == (0, "")
 
 
-def test_programs_of_other_classes_keep_the_drivers(stage: Stage) -> None:
+def keeps_the_drivers(program: Program) -> bool:
+    return (clients()[program.pid].time_slice, clients()[program.pid].time_slice_us) == ("", None)
+
+
+def test_a_server_beside_best_effort_has_longer_ones_and_other_programs_keep_the_drivers(stage: Stage) -> None:
     serve = server(stage)
     plain = stage.run("normal")
     plain.call("gpu = Gpu(); gpu.launch(); gpu.synchronize()")
+    assert keeps_the_drivers(serve)
+    train = trainer(stage)
+    has_slice(train, 1)
+    has_slice(serve, 20_000)
+    assert keeps_the_drivers(plain)
+    train.end()
+    eventually(lambda: keeps_the_drivers(serve), "the server has the driver's again")
+
+
+@pytest.mark.parametrize("environment", [{"CUDASCHED_TIME_SLICE_US": "off"}, {"CUDASCHED_SIM_TIME_SLICES": "refused"}])
+def test_a_server_that_cannot_have_longer_ones_says_nothing(stage: Stage, environment: dict[str, str]) -> None:
+    serve = server(stage, **environment)
     has_slice(trainer(stage), 1)
-    for program in (serve, plain):
-        assert (clients()[program.pid].time_slice, clients()[program.pid].time_slice_us) == ("", None)
+    for _ in range(10):
+        serve.call("with cudasched.region('latency'): gpu.launch(); gpu.synchronize(); time.sleep(0.03)")  # it ticks
+        assert keeps_the_drivers(serve)
+    assert (serve.end(), serve.stderr) == (0, "")
 
 
 def test_the_length_can_be_set(stage: Stage) -> None:
@@ -120,7 +138,8 @@ def test_what_it_does_not_know_turns_them_off_once_and_the_gate_goes_on(
     train.answer()
     shown = cudasched("status").stdout
     assert "are not interrupted for others" in shown
-    (seen,) = [c for c in json.loads(cudasched("status", "--json").stdout)["data"][0]["clients"] if c["time_slice"]]
+    (device,) = json.loads(cudasched("status", "--json").stdout)["data"]
+    (seen,) = [client for client in device["clients"] if client["pid"] == train.pid]
     assert (seen["time_slice"], seen["time_slice_us"]) == (state, None)
     assert train.end() == 0
     assert train.stderr.count("cudasched: warning: ") == (1 if said else 0)
