@@ -70,6 +70,14 @@ def test_time_slices_of_cudasched_are_taken_beside_long_kernels(write: Write) ->
     assert found.memory.fits is None
 
 
+@pytest.mark.parametrize(("graph_ms", "said"), [(1.9, False), (5, True)])
+def test_a_server_of_long_requests_is_to_run_under_cudasched(write: Write, graph_ms: float, said: bool) -> None:
+    server = write("serve", requests(each_ms=graph_ms), kind="graph", function="graph", waves=0.0, pid=3)
+    found = beside.forecast(beside.read(server), beside.read(write("train", steps(each_ms=20))), seconds=10, rate_hz=20)
+    assert found.choice == "cudasched_slices"
+    assert ("cudasched run --class latency" in found.why[-1]) == said
+
+
 @settings(deadline=None, max_examples=15)
 @given(rate_hz=st.sampled_from([20.0, 60.0, 150.0]), each_ms=st.sampled_from([0.05, 0.4, 3.0]), seed=st.integers(1, 99))
 def test_every_interval_holds_its_value(rate_hz: float, each_ms: float, seed: int) -> None:

@@ -47,6 +47,8 @@ _SHOWN_KERNELS = 3
 _FEW_REQUESTS = 10
 _SLOWER = 1.1
 """Alone in a simulation, than a client sees."""
+_SLICE_MS = 2.048
+"""Of a context, as libcuda sets it."""
 
 
 @dataclass(frozen=True)
@@ -479,7 +481,7 @@ def forecast(
         choice=choice,
         cost=modes[choice].cost,
         memory=memory_of([server, program]),
-        why=_why(program, modes, choice, slo_ms),
+        why=_why(server, program, modes, choice, slo_ms),
         notes=notes,
     )
 
@@ -511,7 +513,9 @@ def choose(modes: Mapping[str, ModeForecast], slo_ms: float | None = None) -> st
     return min(modes, key=lambda name: modes[name].cost)
 
 
-def _why(program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo_ms: float | None) -> tuple[str, ...]:
+def _why(
+    server: Recording, program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo_ms: float | None
+) -> tuple[str, ...]:
     longest = ", ".join(f"{one.name} {one.longest_ms:.3g} ms ({one.share:.0%})" for one in program.kernels)
     said = [
         f"the longest launches of {program.name}, and their function's share of its GPU time: {longest}",
@@ -526,6 +530,12 @@ def _why(program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo
     else:
         said.append(
             f"nothing interrupts kernels here: a request that comes unannounced may wait {program.longest_ms:.3g} ms"
+        )
+    request_ms = server.trace.gpu_ms / server.requests
+    if MODES[choice].arm.time_slice_us and request_ms > _SLICE_MS:
+        said.append(
+            f"a request of {server.name} takes {request_ms:.3g} ms of the GPU, which changes contexts each 2 ms of it: "
+            "no longer so with the server under `cudasched run --class latency`"
         )
     if slo_ms is not None and modes[choice].p99_ms.high > slo_ms:
         said.append(f"no mode is sure to have P99 within {slo_ms:g} ms")
