@@ -168,7 +168,7 @@ stage_python() {
 # Python, tested once.
 engine_tests=(--ignore-glob={*/test_faults*,*/test_sharing,*/test_offload,*/test_hook_routes}.py
   --ignore-glob={*/test_graph_prediction,*/test_predictor_state,*/test_containers,*/test_top,*/test_policies,*/test_slices}.py
-  --ignore-glob={*/test_collect,*/test_trace,*/test_memory,*/test_simulate,*/test_simulate_recording,*/test_examples}.py
+  --ignore-glob={*/test_collect,*/test_trace,*/test_memory,*/test_memory_turns,*/test_simulate,*/test_simulate_recording,*/test_examples}.py
   --ignore-glob={*/test_kernels,*/test_kernels_gemm,*/test_kernels_attention,*/test_device_headers,*/test_tune_live}.py
   --ignore-glob={*/test_advise_beside,*/test_advise_capacity}.py
   --ignore-glob={*/test_serve_page,*/test_trace_ui}.py
