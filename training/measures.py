@@ -12,6 +12,9 @@ import numpy as np
 
 from training.data import Codes, Floats, Mask
 
+#: What is held out, and the most that the median error may then be.
+SPLITS = {"repeat": "processes", "new_shape": "shapes", "unseen_kernel": "kernels"}
+TARGETS = {"repeat": 0.03, "new_shape": 0.09, "unseen_kernel": 0.30}
 RESAMPLES = 200
 #: Ends of what a duration is called, in ns.
 BINS = {"under 2 us": (0, 2e3), "2 to 10 us": (2e3, 1e4), "10 to 100 us": (1e4, 1e5), "over 100 us": (1e5, np.inf)}

@@ -279,7 +279,7 @@ def test_the_whole_evaluation(trained: Path, sweeps: Path, programs: Path, tmp_p
         for row in rows
         if row["kind"] == "accuracy" and row["scope"] == "all"
     }
-    for split in evaluate.SPLITS:
+    for split in measures.SPLITS:
         models = {(model, corrected) for name, model, corrected in accuracy if name == split}
         assert models == {("ours", False), ("ours", True), *((name, False) for name in baselines.BASELINES)}
     assert accuracy["new_shape", "ours", False] < 0.10
