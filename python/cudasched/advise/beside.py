@@ -47,8 +47,6 @@ _SHOWN_KERNELS = 3
 _FEW_REQUESTS = 10
 _SLOWER = 1.1
 """Alone in a simulation, than a client sees."""
-_SLICE_MS = 2.048
-"""Of a context, as libcuda sets it."""
 
 
 @dataclass(frozen=True)
@@ -532,7 +530,7 @@ def _why(
             f"nothing interrupts kernels here: a request that comes unannounced may wait {program.longest_ms:.3g} ms"
         )
     request_ms = server.trace.gpu_ms / server.requests
-    if MODES[choice].arm.time_slice_us and request_ms > _SLICE_MS:
+    if MODES[choice].arm.time_slice_us and 1e3 * request_ms > simulate.SLICE_US:
         said.append(
             f"a request of {server.name} takes {request_ms:.3g} ms of the GPU, which changes contexts each 2 ms of it: "
             "no longer so with the server under `cudasched run --class latency`"

@@ -72,8 +72,8 @@ ADAPTIVE = "auto"
 _SWITCH_US: Mapping[str, float] = {"one_process": 50, "mps": 50, "two_processes": 130}
 _COLD_US = 60.0
 """Of a request behind another process's work, beside the change of contexts."""
-_SLICE_US = 2048.0
-"""libcuda's."""
+SLICE_US = 2048.0
+"""Of a context, as libcuda sets it."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int
     settings.linger_ns = _nanoseconds("linger_us", arm.linger_us)
     settings.switch_ns = _nanoseconds("switch_us", switch_us)
     settings.cold_ns = _nanoseconds("switch_us", _COLD_US if arm.switch_us is None else 0)
-    settings.slice_ns = _nanoseconds("time_slice_us", _SLICE_US)
+    settings.slice_ns = _nanoseconds("time_slice_us", SLICE_US)
     settings.best_effort_slice_ns = _nanoseconds("time_slice_us", arm.time_slice_us or 0)
     margin_us = 200 + 2 * switch_us if arm.margin_us is None else arm.margin_us
     settings.margin_ns = _nanoseconds("margin_us", margin_us)
