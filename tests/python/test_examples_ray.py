@@ -16,9 +16,15 @@ import parquet_recordings as recordings
 import pytest
 from support import PATIENCE_S, ROOT
 
-pytestmark = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("ray", "pandas", "starlette")), reason="needs ray[serve,train]"
-)
+#: A cluster is a dozen processes, each of which imports Ray, one after another.
+LIMIT_S = 8 * PATIENCE_S
+
+pytestmark = [
+    pytest.mark.timeout(LIMIT_S + PATIENCE_S),
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("ray", "pandas", "starlette")), reason="needs ray[serve,train]"
+    ),
+]
 
 #: What runs in a process of its own: Ray leaves threads and signal handlers behind.
 REHEARSAL = """
@@ -71,12 +77,14 @@ print("done")
 
 def rehearsed(*command: str) -> str:
     """The last line that a program with a Ray cluster of its own prints."""
+    # Ray Train gives up on workers that do not start within a minute, and begins again, without end.
+    patient = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(LIMIT_S)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *command],
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, **patient},
         capture_output=True,
         text=True,
-        timeout=4 * PATIENCE_S,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout.splitlines()[-1]

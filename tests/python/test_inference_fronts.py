@@ -84,7 +84,7 @@ def connected(batcher: Batcher) -> Iterator[tuple[Requests, RemoteModels, socket
 def both() -> Iterator[Both]:
     model = Model()
     with (
-        Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), max_queue=1000) as batcher,
+        Batcher(model, (1, 2, 4), slo_ms=None, example=np.float64(0), policy="eager", max_queue=1000) as batcher,
         connected(batcher) as ends,
     ):
         yield Both(model, batcher, *ends)
