@@ -403,7 +403,7 @@ def turns(session: Session) -> None:
         return
     programs, alone_s = session.shared(Copies), float(session.options.seconds) / 2
     free = int(programs.ask("", "free"))
-    memory = min(free, int(host_memory() * PINNED_PART))
+    memory = min(free // (4 if session.rehearsal else 1), int(host_memory() * PINNED_PART))
     turn_s, turns = TURN_S[session.rehearsal] * memory / free, TURNS[session.rehearsal]
     session.need(2 * alone_s + 2.5 * turns * turn_s + TIMEOUT_S / 4)
     block = int(memory * PART) // BLOCKS >> 21 << 21
