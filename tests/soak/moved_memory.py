@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
+PART = 1 << 18  # a thousandth of the GPU
 PAGE = 4096
 FLOATS = PAGE // 4
-MOST_BYTES = 450 * MIB
+MOST_BYTES = 450 * PART
 STEPS = 40
 PATIENCE_S = 120.0
 OUT_OF_MEMORY = 2
@@ -112,7 +112,7 @@ class History:
 
     def allocate(self) -> None:
         """A block, whose pages are its first, its last and some between."""
-        size = self._chance.choice((2, 3, 20, 64, 150)) * MIB
+        size = self._chance.choice((2, 3, 20, 64, 150)) * PART
         if sum(block.bytes for block in self._blocks) + size > MOST_BYTES:
             return
         if pointer := self._driver.allocate(size):
@@ -215,7 +215,7 @@ def ask(seed: int) -> None:
     driver.launch(b"work", driver.streams[0], c_uint32(5))
     while True:
         time.sleep(chance.uniform(0.02, 0.3))
-        pointer = driver.allocate(chance.choice((300, 600, 850)) * MIB)
+        pointer = driver.allocate(chance.choice((300, 600, 850)) * PART)
         print(json.dumps([0, "" if pointer else "refused"]), flush=True)
         if pointer:
             time.sleep(chance.uniform(0, 0.05))
@@ -260,7 +260,7 @@ def histories(count: int, seed: int, environment: dict[str, str], report: Callab
     """Runs so many, and says how many of what there were."""
     environment = {
         **environment,
-        "CUDASCHED_SIM_MEMORY_MB": "1000",
+        "CUDASCHED_SIM_MEMORY_MB": "250",
         "CUDASCHED_SIM_SCALE": "1",
         "CUDASCHED_STALE_HEARTBEAT_MS": "60000",
         "CUDASCHED_GIVE_BACK_MS": "50000",
