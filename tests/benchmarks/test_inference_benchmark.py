@@ -153,6 +153,6 @@ def test_figures_are_of_the_same_repeat() -> None:
 
 def test_a_rehearsal_has_all_cells(serving: None, tmp_path: Path) -> None:
     out = tmp_path / "inference.json"
-    assert run("inference_beside", ["--rehearse", "--out", str(out)]) == 0
+    assert run("inference_beside", ["--rehearse", "--seconds", "0.5", "--out", str(out)]) == 0
     kept = json.loads(out.with_suffix(".cells").read_text())["done"]["beside"]
     assert all(len(kept[f"{arm}_steps"]) == 1 and kept[f"{arm}_beside_ms"] for arm in beside.ARMS)
