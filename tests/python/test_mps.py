@@ -325,8 +325,8 @@ def test_a_path_too_long_for_sockets_is_refused(machine: Machine) -> None:
 GPUS = """#!/bin/sh
 case $1 in
 *query-gpu*) cat <<END
-0, GPU-a, {first}
-1, GPU-b, {second}
+0, NVIDIA T4, GPU-a, {first}
+1, {other}, GPU-b, {second}
 END
 ;;
 *) echo "GPU-a, 77, /usr/bin/other"; echo "GPU-b, 78, /usr/bin/nvidia-cuda-mps-server" ;;
@@ -350,7 +350,7 @@ esac
 def test_gpus_that_mps_cannot_serve_are_named(
     machine: Machine, first: str, second: str, visible: str, refusal: str
 ) -> None:
-    machine.tool("nvidia-smi", GPUS.format(first=first, second=second))
+    machine.tool("nvidia-smi", GPUS.format(first=first, other="NVIDIA T4", second=second))
     if refusal:
         with pytest.raises(mps.MpsError, match=refusal):
             mps.join(machine.run, visible)
@@ -358,3 +358,17 @@ def test_gpus_that_mps_cannot_serve_are_named(
     else:
         mps.join(machine.run, visible).leave()
         eventually(machine.is_clean)
+
+
+@pytest.mark.parametrize(("order", "refused"), [("", False), ("FASTEST_FIRST", False), ("PCI_BUS_ID", True)])
+def test_a_number_means_the_gpu_at_that_place_only_if_both_number_alike(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, order: str, refused: bool
+) -> None:
+    """GPU 0 of nvidia-smi is the slower one, which CUDA has as 1."""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    machine.tool("nvidia-smi", GPUS.format(first="Prohibited, [N/A]", other="NVIDIA H200", second="Default, [N/A]"))
+    if refused:
+        with pytest.raises(mps.MpsError, match="GPU 0 is in compute mode Prohibited"):
+            mps.join(machine.run, "0")
+    else:
+        mps.join(machine.run, "0").leave()

@@ -233,6 +233,7 @@ def _start_keeper(directory: Path, visible_devices: str, instance: str) -> bool:
 @dataclass(frozen=True)
 class _Gpu:
     index: str
+    name: str
     uuid: str
     compute_mode: str
     mig_mode: str
@@ -252,10 +253,12 @@ def _query(what: str) -> list[list[str]]:
 
 def _check_gpus(visible_devices: str) -> None:
     """Refuses if none of the GPUs that the program sees can serve MPS clients. Raises MpsError."""
-    rows = _query("--query-gpu=index,uuid,compute_mode,mig.mode.current")
-    gpus = [_Gpu(*row) for row in rows if len(row) == 4]
+    rows = _query("--query-gpu=index,name,uuid,compute_mode,mig.mode.current")
+    gpus = [_Gpu(*row) for row in rows if len(row) == 5]
     named = [name.strip() for name in visible_devices.split(",") if name.strip()]
-    if named:
+    # CUDA numbers the fastest first, nvidia-smi by bus: where these may differ, a number may mean any GPU.
+    in_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
+    if named and (in_order or not any(name.isdecimal() for name in named)):
         gpus = [gpu for gpu in gpus if any(name == gpu.index or gpu.uuid.startswith(name) for name in named)]
     reasons = [_why_unfit(gpu) for gpu in gpus]
     if reasons and all(reasons):
