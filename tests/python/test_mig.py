@@ -31,3 +31,25 @@ def test_each_instance_has_a_table_that_bears_its_name(
     tables = [line.split()[0] for line in python(LAUNCH).stdout.splitlines()]
     assert tables[0] == gpu and one in tables[1:] and len(set(tables)) == 3
     assert {path.stem for path in (tmp_path / "run").glob("*.arbiter")} == set(tables)
+
+
+NEIGHBOURS = (
+    LAUNCH
+    + """
+from cudasched.tune._bench import Neighbours
+from cudasched.tune._driver import Device
+mine = Device().uuid
+print(mine, *(len(Neighbours(uuid).look()[1]) for uuid in (mine, "MIG-of-another-gpu")))
+"""
+)
+
+
+def test_the_tuner_looks_at_the_table_of_its_own_instance_alone(
+    simulated: Path, monkeypatch: pytest.MonkeyPatch, python: Run
+) -> None:
+    pytest.importorskip("cuda.bindings", reason="needs cuda-bindings")
+    monkeypatch.setenv("CUDASCHED_SIM_MIG", "1")
+    done = python(NEIGHBOURS)
+    assert done.stderr == ""
+    table, mine = done.stdout.splitlines()
+    assert mine == f"{table.split()[0]} 1 0"

@@ -88,7 +88,7 @@ class Neighbours:
         clients = [
             client
             for device in devices
-            if device.uuid in (self._uuid, "") or not device.uuid.startswith("GPU-")
+            if device.uuid == self._uuid
             for client in device.clients
             if client.client_class == "latency"
         ]

@@ -130,8 +130,11 @@ class Device:
     @property
     def uuid(self) -> str:
         """As the client tables name the GPU."""
-        raw = bytes(self._call("cuDeviceGetUuid", self._handle).bytes)
-        return "GPU-" + "-".join(raw[a:b].hex() for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 16)))
+        # In CUDA 12, the first version gives an instance the UUID of its GPU.
+        call = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+        raw = bytes(self._call(call, self._handle).bytes)
+        kind = "MIG-" if " MIG " in self.gpu.name else "GPU-"  # csrc/driver/driver.cpp
+        return kind + "-".join(raw[a:b].hex() for a, b in ((0, 4), (4, 6), (6, 8), (8, 10), (10, 16)))
 
     def allocate(self, nbytes: int) -> Buffer:
         """Memory whose content is not known, with guards."""
