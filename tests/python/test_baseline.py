@@ -569,6 +569,19 @@ def test_a_program_in_one_string_is_split_as_by_a_shell(program: Path) -> None:
     assert found.command.endswith(f"{program} 1")
 
 
+def test_the_first_recording_is_read_no_more_often_than_others(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cudasched import collect
+
+    read, names = collect.read, list[str]()
+    monkeypatch.setattr(collect, "read", lambda path: (names.append(path.name), read(path))[1])
+    command = [sys.executable, str(program), "1"]
+    first = baseline.record(command, 1, timing="events")
+    alone = names.copy()
+    names.clear()
+    both = baseline.record(command, 2, timing="events", beside=first)
+    assert names == [*alone, *(name.replace("1", "2") for name in alone)] and len(both.runs) == 2
+
+
 def test_a_program_that_fails_is_no_observation(cudasched: Run, program: Path) -> None:
     code = "import runpy, sys; sys.argv = ['p', '1']; runpy.run_path('program.py'); sys.exit(7)"
     done = cudasched("baseline", "save", "--timing", "events", "--runs", "2", "--", sys.executable, "-c", code)

@@ -21,7 +21,7 @@ from cudasched._scratch import Scratch
 from cudasched.errors import Error
 from cudasched.observe import clients
 from cudasched.observe.baseline._model import Baseline
-from cudasched.observe.baseline._runs import from_recordings, of_counters, same_setting
+from cudasched.observe.baseline._runs import from_recordings, merged, of_counters, same_setting
 
 if TYPE_CHECKING:
     from cudasched.observe import Metrics
@@ -119,8 +119,7 @@ def record(
     program = shlex.split(program) if isinstance(program, str) else program
     session = new_session()
     with _turn(), Scratch("baseline") as scratch:
-        paths: list[Path] = []
-        counted = []
+        made: Baseline | None = None
         for number in range(1, runs + 1):
             path = scratch / f"run-{number}.parquet"
             with _Watch() as watch:
@@ -128,9 +127,12 @@ def record(
             if code != 0:
                 end = f"ended with exit code {code}" if path.exists() else "left no recording"
                 raise Error(f"run {number} of {runs} of {program[0]} {end}; nothing of it is compared or saved")
-            counted.append(of_counters(watch.of(set(read(path)["pid"].unique().to_pylist()))))
-            paths.append(path)
+            counted = of_counters(watch.of(set(read(path)["pid"].unique().to_pylist())))
             print(f"cudasched: run {number} of {runs} is recorded", file=sys.stderr, flush=True)
-            if number == 1 and beside is not None:  # before the others take their time
-                same_setting(beside, from_recordings(paths, session=session), "the baseline", "this run")
-        return from_recordings(paths, session=session, counted=counted)
+            run = from_recordings([path], session=session, counted=[counted])
+            if made is None and beside is not None:  # before the others take their time
+                same_setting(beside, run, "the baseline", "this run")
+            made = run if made is None else merged(made, run, "the first run", f"run {number}")
+        if made is None:
+            raise Error(f"runs = {runs}: at least one is needed")
+        return made
