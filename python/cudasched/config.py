@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
 import re
 import stat
@@ -232,8 +233,9 @@ class Resolved:
     def environment(self) -> dict[str, str]:
         """The engine's environment variables: one for each field that was set, and the models that are shipped."""
         # A build without models says nothing of them; a model that `cudasched train` made comes before them.
-        trained = models_directory(self.config)
-        shipped = ("model",) if _MODELS.is_dir() and not (trained and os.path.isdir(trained)) else ()
+        directory = models_directory(self.config)
+        trained = directory and glob.glob("sm_*", root_dir=directory)
+        shipped = ("model",) if _MODELS.is_dir() and not trained else ()
         values = {field: getattr(self.config, field) for field in (*shipped, *self.origins)}
         return {
             VARIABLES[field]: str(int(value) if isinstance(value, bool) else value)

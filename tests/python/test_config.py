@@ -416,6 +416,16 @@ def test_a_home_that_cannot_be_entered_has_no_models(monkeypatch: pytest.MonkeyP
     assert config.resolve().environment()["CUDASCHED_MODEL"] == str(config._MODELS)
 
 
+def test_a_directory_without_models_hides_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an editable install without a model: its engine looks for the package's in another place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    models = tmp_path / "cudasched" / "models"
+    models.mkdir(parents=True)
+    assert config.resolve(environment={}).environment()["CUDASCHED_MODEL"] == str(config._MODELS)
+    (models / "sm_90.ubj").touch()
+    assert "CUDASCHED_MODEL" not in config.resolve(environment={}).environment()
+
+
 def test_relative_paths_belong_to_the_files_directory(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "c.toml").write_text('run_dir = "run"')
