@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["InputError", "carry_out", "report_of"]
+__all__ = ["InputError", "carry_out", "duration", "report_of"]
 
 
 class InputError(ValueError):
     """A recording or a model that nothing can be made of; says why."""
+
+
+def duration(text: str) -> float:
+    """A time as an option has it. Raises ValueError where it is none."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError
+    return value
 
 
 def report_of(model: Path) -> dict[str, Any]:

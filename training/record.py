@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.command import InputError, carry_out
+from training.command import InputError, carry_out, duration
 
 #: In this order: what is quickest to fail on a machine that lacks something comes first.
 PROGRAMS = (
@@ -320,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.record", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory that files are put in")
     parser.add_argument("--programs", default=",".join((*PROGRAMS, SM_COUNTS)), help="these, separated by commas")
-    parser.add_argument("--seconds", type=float, default=28, help="of each program; 20 more for its start and end")
+    parser.add_argument("--seconds", type=duration, default=28, help="of each program; 20 more for its start and end")
     parser.add_argument("--grace", type=float, default=GRACE_S, help=argparse.SUPPRESS)
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--tiny", action="store_true", help="the least shapes, for rehearsals")

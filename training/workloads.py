@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.command import duration
+
 #: Families that share a process. Any split would do; a crash costs one of them.
 GROUPS: dict[str, tuple[str, ...]] = {
     "matrix": ("gemm", "attention", "recurrent", "fft"),
@@ -297,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="python -m training.workloads", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the directory that files are put in")
-    parser.add_argument("--seconds", type=float, default=240, help="of all sweeps; of each program at most")
+    parser.add_argument("--seconds", type=duration, default=240, help="of all sweeps; of each program at most")
     parser.add_argument("--only", type=names, default=[], help="these families or groups alone, separated by commas")
     parser.add_argument("--programs", type=names, default=[], help="these whole programs, or all, instead of sweeps")
     parser.add_argument("--resume", action="store_true", help="leave out what is complete in --out")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from training import workloads  # noqa: E402
+from training import record, workloads  # noqa: E402
 from training.operations import FAMILIES, MOST_ELEMENTS, Draw, Inputs, UnsupportedError  # noqa: E402
 from training.programs import PROGRAMS  # noqa: E402
 
@@ -89,6 +90,16 @@ def test_unknown_names_are_refused(tmp_path: Path, arguments: list[str], capsys:
     with pytest.raises(SystemExit):
         workloads.main(["--out", str(tmp_path), *arguments])
     assert "nothing; there are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [workloads.main, record.main])
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
+def test_a_time_that_is_none_is_refused(
+    main: Callable[[list[str]], int], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path / "out"), "--programs", "gpt_decode", f"--seconds={text}"])
+    assert f"argument --seconds: invalid duration value: '{text}'" in capsys.readouterr().err
 
 
 def test_a_crashed_process_is_started_again_behind_the_case_that_killed_it(
