@@ -215,7 +215,7 @@ def is_whole(path: Path) -> bool:
         with tarfile.open(path, "r:xz") as archive:
             file = archive.extractfile("record.json")
             return bool(file is not None and json.loads(file.read())["complete"])
-    except (OSError, KeyError, ValueError, EOFError, tarfile.TarError, lzma.LZMAError):
+    except (OSError, KeyError, TypeError, ValueError, EOFError, tarfile.TarError, lzma.LZMAError):
         return False
 
 
@@ -232,6 +232,8 @@ def extract(path: Path, directory: Path) -> dict[str, Any]:
                 if file is not None and "/" not in entry.name:
                     (directory / entry.name).write_bytes(file.read())
         done: dict[str, Any] = json.loads((directory / "record.json").read_text())
+        if not isinstance(done, dict):
+            raise ValueError("record.json is no object")
     except (EOFError, FileNotFoundError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
         raise InputError(f"{path} is damaged ({error}): copy it, or record it, again") from None
     return done

@@ -264,7 +264,7 @@ def is_complete(path: Path) -> bool:
     """Whether a process has said that it did all it should."""
     try:
         return bool(json.loads(path.read_text())["complete"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -116,6 +116,16 @@ def test_a_cut_or_foreign_archive_is_not_whole(tmp_path: Path) -> None:
         record.unpack(tmp_path / "nowhere", tmp_path)
 
 
+@pytest.mark.parametrize("text", ["[]", "5", "null", '"complete"'])
+def test_a_record_that_is_no_object_is_not_whole(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journals").mkdir()
+    (tmp_path / "journals/record.json").write_text(text)
+    record.pack(tmp_path / "journals", tmp_path / "some.tar.xz")
+    assert not record.is_whole(tmp_path / "some.tar.xz")
+    assert record.main(["--unpack", str(tmp_path), "--out", str(tmp_path / "data")]) == 1
+    assert "some.tar.xz is damaged (record.json is no object)" in capsys.readouterr().err
+
+
 def test_a_program_without_launches_is_left_out(machine: dict[str, str], tmp_path: Path) -> None:
     """Its library is not installed, say."""
     done = run(machine, tmp_path / "out", "--tiny", "--programs", "simulated_program,not_installed")

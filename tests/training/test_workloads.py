@@ -92,6 +92,12 @@ def test_unknown_names_are_refused(tmp_path: Path, arguments: list[str], capsys:
     assert "nothing; there are" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["[]", "5", "null", '"complete"', "{", "{}", '{"complete": false}'])
+def test_a_tally_that_is_none_is_not_complete(text: str, tmp_path: Path) -> None:
+    (tmp_path / "again.json").write_text(text)
+    assert not workloads.is_complete(tmp_path / "again.json")
+
+
 @pytest.mark.parametrize("main", [workloads.main, record.main])
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "soon"])
 def test_a_time_that_is_none_is_refused(
