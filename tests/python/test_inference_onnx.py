@@ -21,12 +21,12 @@ onnxruntime = pytest.importorskip("onnxruntime")
 ONE = np.zeros(3, np.float32)
 
 
-def made(*nodes: Any, inputs: str = "x", outputs: str = "y") -> bytes:
-    """A model of float vectors, the batch first."""
-    helper = onnx.helper
+def made(*nodes: Any, inputs: str = "x", outputs: str = "y", kind: str = "FLOAT") -> bytes:
+    """A model of vectors, the batch first."""
+    helper, element = onnx.helper, getattr(onnx.TensorProto, kind)
 
     def values(names: str) -> list[Any]:
-        return [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3]) for name in names.split()]
+        return [helper.make_tensor_value_info(name, element, ["batch", 3]) for name in names.split()]
 
     graph = helper.make_graph(list(nodes), "tiny", values(inputs), values(outputs))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -67,6 +67,18 @@ def test_several_inputs_and_outputs_have_names() -> None:
     assert [answer["difference"].tolist() for answer in answers] == [[place - 1.0] * 3 for place in range(3)]
     with pytest.raises(ValueError, match="the model's inputs are a, b; given are a"):
         model([{"a": ONE}])
+
+
+@pytest.mark.parametrize("dtype", [object, "S"])
+def test_strings_are_str_or_bytes_of_utf8(dtype: Any) -> None:
+    """Guards against the error of a binding, the crash that its outputs end in, and "b'one'" of bytes."""
+    words = ["one", "zw\u00f6lf", "three"]
+    model = Model(made(node("Identity", "x", "y"), kind="STRING"), np.array(words, object))
+    encoded = np.array([word.encode() for word in words], dtype)
+    assert [answer.tolist() for answer in model([encoded, encoded[::-1]])] == [words, words[::-1]]
+    assert model([np.array(words, object)])[0].tolist() == words
+    with pytest.raises(UnicodeDecodeError):
+        model([np.array([b"\xff"] * 3, dtype)])
 
 
 def test_an_output_has_the_batch_as_its_first_dimension() -> None:

@@ -25,7 +25,7 @@ _CUDA = "CUDAExecutionProvider"
 
 
 class Model:
-    """A model as a batcher runs it: stacks inputs, binds them, and takes outputs apart.
+    """A model as a batcher runs it: stacks inputs, runs the session, and takes outputs apart.
 
     The session is made by the first call, on the thread that makes it: a batcher's, in its region. There, the CUDA
     provider computes on PyTorch's current stream, which is the region's, where the program has PyTorch on CUDA, and
@@ -90,20 +90,22 @@ class Model:
         rows = inputs if isinstance(inputs[0], Mapping) else [{names[0]: x} for x in inputs]
         if set(rows[0]) != set(names):
             raise ValueError(f"the model's inputs are {', '.join(names)}; given are {', '.join(map(str, rows[0]))}")
-        binding = session.io_binding()
-        for name in names:
-            binding.bind_cpu_input(name, stack([row[name] for row in rows]))
         outputs = [one.name for one in session.get_outputs()]
-        for name in outputs:
-            binding.bind_output(name)
-        session.run_with_iobinding(binding)
-        arrays = dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
+        found = session.run(outputs, {name: self._texts(stack([row[name] for row in rows])) for name in names})
+        arrays = dict(zip(outputs, found, strict=True))
         for name, array in arrays.items():
             if array.shape[:1] != (len(inputs),):
                 raise ValueError(f"{name} has shape {array.shape}: its first dimension is not the batch, {len(inputs)}")
         if len(outputs) == 1:
             return list(arrays[outputs[0]])
         return [{name: array[row] for name, array in arrays.items()} for row in range(len(inputs))]
+
+    def _texts(self, array: Any) -> Any:
+        """The array, its bytes as str: ONNX Runtime takes those of an array of bytes for something else."""
+        if array.dtype.kind not in "OS":
+            return array
+        texts = [each.decode() if isinstance(each, bytes) else each for each in array.ravel()]
+        return self._numpy.array(texts, object).reshape(array.shape)
 
     def _made(self) -> Any:
         settings: list[dict[str, str]] = [{} for _ in self._providers]
