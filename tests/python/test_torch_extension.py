@@ -102,7 +102,8 @@ def does(double: Path, tmp_path: Path, torch: Torch, engine: Engine, monkeypatch
     for name, value in more.items():
         monkeypatch.setattr(torch, name, value, raising=False)
     monkeypatch.setattr(_extension, "load", lambda: library)
-    monkeypatch.setattr(_observe, "_library", None)
+    for name, none in (("_library", None), ("_attached", False)):
+        monkeypatch.setattr(_observe, name, none)
     monkeypatch.setattr(_observe, "_regions_by_name", defaultdict(itertools.count(1).__next__, {"": 0}))
     monkeypatch.setattr(_adapter, "_tell", None)
     monkeypatch.setattr(_adapter, "_made", [(0, 0x98, "best_effort")])
@@ -439,6 +440,39 @@ def test_memory_before_observe_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_observe, "_library", None)
     with pytest.raises(cudasched.StateError, match=r"cudasched\.torch\.observe"):
         cudasched.torch.memory()
+
+
+def test_a_snapshot_that_fails_leaves_the_tracker_alone_which_is_attached_once(
+    torch: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a second tracker, which counts all twice, and listeners of a count that has not begun."""
+    calls = list[str]()
+    names = ("attach", "begin", "begin_with", "begin_with_reserved", "name_stream")
+    library = SimpleNamespace(**{name: lambda *_, name=name: calls.append(name) for name in names})
+    snapshots = iter([RuntimeError("no memory"), []])
+
+    def snapshot() -> list[object]:
+        if isinstance(found := next(snapshots), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(torch, "get_allocator_backend", lambda: "native", raising=False)
+    monkeypatch.setattr(torch, "memory_snapshot", snapshot, raising=False)
+    monkeypatch.setattr(_extension, "load", lambda: library)
+    for module, name, value in (
+        (_observe, "_library", None),
+        (_observe, "_attached", False),
+        (_adapter, "_tell", None),
+        (_adapter, "_made", []),
+        (_regions, "tell", None),
+        (_regions, "_limits", None),
+    ):
+        monkeypatch.setattr(module, name, value)
+    with pytest.raises(RuntimeError, match="no memory"):
+        cudasched.torch.observe()
+    assert calls == ["attach"] and _adapter._tell is None and _regions.tell is None
+    cudasched.torch.observe()
+    assert calls == ["attach", "begin"]
 
 
 def test_another_allocator_tells_nothing(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:

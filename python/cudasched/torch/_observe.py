@@ -19,6 +19,7 @@ _CLASSES = ("normal", "latency", "best_effort")  # in the order of include/cudas
 
 _lock = threading.Lock()
 _library: _extension.Library | None = None
+_attached = False  # to the allocator, which it stays
 _regions_by_name = defaultdict[str, int](itertools.count(1).__next__, {"": 0})  # a new name's number is made whole
 _forked = False  # counted in the process that this one is a child of
 
@@ -84,7 +85,7 @@ def observe() -> None:
         ExtensionError: The extension is not available (the message says why), or PyTorch's allocator is not its own
             (``cudaMallocAsync``, or a pluggable one), which tells nothing.
     """
-    global _library
+    global _attached, _library
     with _lock:
         if _library is not None:
             return
@@ -98,9 +99,12 @@ def observe() -> None:
             )
         torch.cuda.init()
         library = _extension.load()
-        library.attach()
+        if not _attached:
+            library.attach()
+            _attached = True
+        segments = torch.cuda.memory_snapshot()  # if it fails, nothing else is begun
         _adapter.on_new_stream(lambda device, stream, name: library.name_stream(device, stream, _CLASSES.index(name)))
-        for segment in torch.cuda.memory_snapshot():
+        for segment in segments:
             device = int(segment["device"])
             library.begin_with_reserved(device, segment["total_size"])
             for block in segment["blocks"]:
