@@ -77,6 +77,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=32)
     options = parser.parse_args()
+    if min(options.requests, options.tokens) < 1:
+        parser.error("--requests and --tokens are at least 1")
     device, width = ("cuda", 4096) if torch.cuda.is_available() else ("cpu", 32)
     decoder = Decoder(TinyDecoder(width // 4, 8).to(device), device)
     sys.setswitchinterval(1e-4)  # a token waits no longer than that for the trainer's Python

@@ -42,6 +42,13 @@ def test_it_runs(command: str, said: str, needs: str) -> None:
     assert "cudasched: warning: " not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--requests", "--tokens"])
+def test_decoding_nothing_is_refused(option: str) -> None:
+    command = [sys.executable, str(EXAMPLES / "decode_beside_training.py"), option, "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2 and "--requests and --tokens are at least 1" in done.stderr
+
+
 def test_the_async_server_with_fastapi() -> None:
     for needs in ("fastapi", "httpx"):
         pytest.importorskip(needs)
