@@ -586,7 +586,12 @@ def test_graphs_are_listed_and_told_apart() -> None:
     graph = {"kind": "graph", "function": "graph", "grid": (0, 0, 0), "block": (0, 0, 0), "blocks_per_sm": 0}
     rows = [launch(**graph, graph=number, pid=pid) for number, pid in ((1, 1), (1, 1), (2, 1), (1, 2))]
     report = advise(recording(rows))
-    assert sorted(kernel.launches for kernel in report.kernels) == [1, 1, 2]
+    named = {"graph 1": 2, "graph 2": 1, "graph 1 of process 2": 1}
+    for listed in (report.kernels, report.functions, diff(report, report)):
+        assert len(listed) == 3
+    assert {kernel.name: kernel.launches for kernel in report.kernels} == named
+    assert {one.name: one.launches for one in report.functions} == named
+    assert {one.name: one.after_launches for one in diff(report, report)} == named
     for kernel in report.kernels:
         assert (kernel.kind, kernel.changeable, kernel.findings) == ("graph", False, ())
         assert kernel.level == "not judged"

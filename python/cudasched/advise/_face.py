@@ -112,19 +112,19 @@ def _subject(group: profile.Group, run: profile.Run, total_ns: int) -> rules.Sub
 
 
 def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
-    """The kernels by function. Graphs stay apart, by number."""
-    places: dict[tuple[str, str, int], list[int]] = {}
+    """The kernels by function. Graphs stay apart, by name."""
+    places: dict[tuple[str, str, str], list[int]] = {}
     for place, kernel in enumerate(kernels):
-        places.setdefault((kernel.kind, kernel.function, kernel.graph), []).append(place)
+        places.setdefault((kernel.kind, kernel.function, kernel.name), []).append(place)
     found = []
-    for (_, function, _), mine in places.items():
+    for (_, function, name), mine in places.items():
         shapes = [kernels[place] for place in mine]
         times = [shape.time_ns for shape in shapes if shape.time_ns is not None]
         stakes = [shape.time_at_stake_ns for shape in shapes if shape.time_at_stake_ns is not None]
         found.append(
             Function(
                 function=function,
-                name=f"graph {shapes[0].graph}" if shapes[0].kind == "graph" else shapes[0].name,
+                name=name,
                 origin=shapes[0].origin,
                 launches=sum(shape.launches for shape in shapes),
                 time_ns=sum(times) if times else None,
@@ -137,6 +137,12 @@ def _functions(kernels: list[Kernel], total_ns: int) -> tuple[Function, ...]:
     return tuple(sorted(found, key=lambda one: (-(one.time_ns or 0), one.name, one.function)))
 
 
+def _name(group: profile.Group) -> str:
+    if group.kind != "graph":
+        return qualified_name(group.function)
+    return f"graph {group.graph}" + (f" of process {group.process + 1}" if group.process else "")
+
+
 def _kernel(subject: rules.Subject) -> Kernel:
     group = subject.group
     fits = rules.achieved(subject)
@@ -144,7 +150,7 @@ def _kernel(subject: rules.Subject) -> Kernel:
     stakes = [finding.time_at_stake_ns for finding in findings if finding.time_at_stake_ns is not None]
     return Kernel(
         function=group.function,
-        name=qualified_name(group.function),
+        name=_name(group),
         signature=signature(group.function),
         kind="graph" if group.kind == "graph" else "kernel",
         graph=group.graph,

@@ -81,6 +81,7 @@ class Group:
         kind: "kernel" or "graph".
         function: The driver's name.
         graph: Number of the executable graph, 0 for kernels.
+        process: Of a graph, the place of its process, from 0; 0 for kernels.
         grid: Blocks.
         block: Threads.
         cluster: Blocks.
@@ -124,6 +125,7 @@ class Group:
     bytes: float | None = None
     flops: float | None = None
     typical_ns: float | None = None
+    process: int = 0
 
     @property
     def blocks(self) -> int:
@@ -291,10 +293,9 @@ def groups(table: pa.Table, predicted: pa.Array | None, work: dict[str, pa.Array
     key = [*_KEY, *(_OPTIONAL & set(table.column_names))]
     plain = table.select([*key, *_OF_KERNEL, *_OTHERS]).unify_dictionaries()
     # Graphs are numbered anew in each process.
-    owner = pc.if_else(
-        pc.equal(plain["kind"].cast(pa.string()), "graph"), plain["pid"], pa.scalar(0, plain["pid"].type)
-    )
-    plain = plain.append_column("owner", owner)
+    process = pc.index_in(plain["pid"], value_set=pc.unique(plain["pid"]))
+    process = pc.if_else(pc.equal(plain["kind"].cast(pa.string()), "graph"), process, pa.scalar(0, pa.int32()))
+    plain = plain.append_column("process", process)
     plain = plain.append_column("predicted_ns", pa.nulls(len(plain), pa.float64()) if predicted is None else predicted)
     for name in _WORK:
         plain = plain.append_column(name, pa.nulls(len(plain), pa.float64()) if work is None else work[name])
@@ -302,7 +303,7 @@ def groups(table: pa.Table, predicted: pa.Array | None, work: dict[str, pa.Array
     untimed = plain.filter(pc.invert(pc.and_(pc.is_valid(plain["start_ns"]), pc.is_valid(plain["duration_ns"]))))
     everything = pa.concat_tables([timed, untimed.append_column("gap_ns", pa.nulls(len(untimed), pa.int64()))])
     rows: list[dict[str, Any]] = (
-        everything.group_by([*key, "owner"])
+        everything.group_by([*key, "process"])
         .aggregate(
             [
                 *((name, "max") for name in _OF_KERNEL),
@@ -343,5 +344,6 @@ def _group(row: dict[str, Any]) -> Group:
         bytes=row["bytes_mean"] if row["bytes_count"] == row["count_all"] else None,
         flops=row["flops_mean"] if row["flops_count"] == row["count_all"] else None,
         typical_ns=row["duration_ns_approximate_median"],
+        process=row["process"],
         **{name: row[f"{name}_max"] or 0 for name in _OF_KERNEL},
     )

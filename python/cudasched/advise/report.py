@@ -44,10 +44,10 @@ class Finding(_Frozen):
 
 
 class Kernel(_Frozen):
-    """All launches of one kernel, or of all graphs of one number, with one launch shape."""
+    """All launches of one kernel, or of one graph, with one launch shape."""
 
     function: str = Field(description="As the driver names it (mangled).")
-    name: str = Field(description="Namespaces and name alone.")
+    name: str = Field(description="Namespaces and name alone; of graphs, number and process.")
     signature: str = Field(description="The whole name, demangled where that can be done.")
     kind: Literal["kernel", "graph"]
     graph: int = Field(description="Number of the executable graph in its process; 0 for kernels.")

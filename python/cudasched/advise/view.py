@@ -46,10 +46,6 @@ def _short(name: str) -> str:
     return name if len(name) <= _MAX_NAME_CHARS else "..." + name[3 - _MAX_NAME_CHARS :]
 
 
-def _label(kernel: Kernel) -> str:
-    return f"graph {kernel.graph}" if kernel.kind == "graph" else kernel.name
-
-
 _Cell = Callable[[Function, Kernel], str]
 
 _COLUMNS: tuple[tuple[str, int, _Cell], ...] = (
@@ -230,7 +226,6 @@ def html(report: Report) -> str:
         "percent": _percent,
         "shape": _shape,
         "waves": _waves,
-        "label": _label,
         "estimate": _estimate,
     }
     advised = [(place, kernel) for place, kernel in enumerate(report.kernels) if kernel.findings]
