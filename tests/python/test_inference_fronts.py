@@ -320,6 +320,17 @@ def test_a_front_whose_message_is_damaged_is_dropped_and_others_are_served(
     assert answer(both, asked(1)) == [2]
 
 
+def test_a_damaged_answer_is_the_error_of_all_that_wait(both: Both) -> None:
+    both.model.may.clear()
+    waiting = [both.remote.submit(asked(x))[0] for x in (1, 2)]
+    eventually(lambda: both.batcher.statistics().submitted == 2)
+    (front,) = both.requests._links._links.values()
+    front.send([_link._HEAD.pack(32, 1, 0, 8) + b"no pickl"])
+    for each in waiting:
+        with pytest.raises(UseError, match=r"a message of another process is damaged, .* closed: UnpicklingError"):
+            each.result(PATIENCE_S)
+
+
 def test_a_front_that_ends_in_the_middle_of_a_message_is_gone(both: Both) -> None:
     both.model.may.clear()
     both.remote.submit(asked(1))

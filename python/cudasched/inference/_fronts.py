@@ -76,7 +76,7 @@ class RemoteModels:
                 with self._lock:
                     self._places = {name: its for name, its in self._places.items() if its is not place}
                 for number in list(place.answers):
-                    self._end(place, number, None, UseError("the process of the model is gone"))
+                    self._end(place, number, None, UseError(place.why))
         self._links.close()
 
     def close(self) -> None:

@@ -116,12 +116,15 @@ class Link:
     Args:
         links: Those that one thread reads.
         own: The socket, which is the link's from here on.
+
+    Attributes:
+        why: The reason of an end, for those that wait for the other end.
     """
 
     def __init__(self, links: Links, own: socket.socket) -> None:
         own.setblocking(False)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
-        self.socket, self._links = own, links
+        self.socket, self._links, self.why = own, links, "the process of the model is gone"
         self._lock = threading.Lock()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
@@ -150,7 +153,7 @@ class Link:
             parts = [b"".join(parts)]
         with self._lock:
             if self._over:
-                raise UseError("the process of the models is gone")
+                raise UseError(self.why)
             if not checked:
                 self.check_room()
             sent = 0
@@ -274,7 +277,8 @@ class Links:
         try:
             return link._read(messages)
         except Exception as error:
-            logger.error("a message of another process is damaged, and its connection is closed: %r", error)
+            link.why = f"a message of another process is damaged, and its connection is closed: {error!r}"
+            logger.error("%s", link.why)
             return False
 
     def wake(self) -> None:
