@@ -299,7 +299,8 @@ class Queue:
     def _without_late(self, count: int, now_ns: int, slack_ns: int) -> tuple[int, Refused]:
         """The batch that has the most requests in time a second: of so many, a smaller one, or one without late ones.
 
-        Only those of the lowest level in it are left out, for none of a lower one: they are given up.
+        Where two batches serve all that wait in time, the first of these. Only those of the lowest level in it are left
+        out, for none of a lower one: they are given up.
 
         Returns:
             How many it has, and those that were given up, each with its error.
@@ -316,11 +317,16 @@ class Queue:
         end_ns = now_ns + self.times.typical_ns(count)
         if min(self._deadlines_ns[:count]) >= end_ns:
             return count, []
+        fewer = next_of(self._deadlines_ns, self._arrivals_ns, NEVER_NS)
+        first, rest = self._deadlines_ns[:fewer], self._deadlines_ns[fewer:]
+        if 0 < len(rest) <= int(self._limit):
+            then_ns = now_ns + self.times.bound_ns(fewer)
+            if then_ns <= min(first) and then_ns + self.times.bound_ns(len(rest)) <= min(rest):
+                return fewer, []
         level = self._requests[count - 1].key[0]
         late = slice(self._place((level,)), self._place((level, False, end_ns)))
         deadlines_ns, arrivals_ns = self._deadlines_ns[:], self._arrivals_ns[:]
         del deadlines_ns[late], arrivals_ns[late]
-        fewer = next_of(self._deadlines_ns, self._arrivals_ns, NEVER_NS)
         not_lower = self._place((level, 2)) - (late.stop - late.start)
         others = min(next_of(deadlines_ns, arrivals_ns, self._gap_ns), not_lower)
         best = max(count, fewer, key=partial(in_time, self._deadlines_ns))  # of equal ones, the first
