@@ -229,6 +229,7 @@ void bind_simulate(py::module_& module) {
       .def_readwrite("cold_ns", &ReplaySettings::cold_ns)
       .def_readwrite("slice_ns", &ReplaySettings::slice_ns)
       .def_readwrite("best_effort_slice_ns", &ReplaySettings::best_effort_slice_ns)
+      .def_readwrite("latency_slice_ns", &ReplaySettings::latency_slice_ns)
       .def_readwrite("end_ns", &ReplaySettings::end_ns)
       .def_readwrite("seed", &ReplaySettings::seed);
 

@@ -28,7 +28,8 @@ void check(const ReplaySettings& settings) {
                                          {"kernel gap", settings.kernel_gap_ns},
                                          {"switch time", settings.switch_ns},
                                          {"time of cold caches", settings.cold_ns},
-                                         {"slice of best effort", settings.best_effort_slice_ns}}) {
+                                         {"slice of best effort", settings.best_effort_slice_ns},
+                                         {"slice of latency clients", settings.latency_slice_ns}}) {
     if (value < 0) refuse(name, "0 or more");
   }
   for (const auto& [name, value] : Times{{"reaction time", settings.reaction_ns},

@@ -491,8 +491,8 @@ void Replay::reaches_gpu(Client& client) {
 }
 
 std::int64_t Replay::slice_ns_of(const Client& client) const {
-  const bool own = client.best_effort && settings_.best_effort_slice_ns > 0;
-  return own ? settings_.best_effort_slice_ns : settings_.slice_ns;
+  const std::int64_t own_ns = client.best_effort ? settings_.best_effort_slice_ns : settings_.latency_slice_ns;
+  return own_ns > 0 ? own_ns : settings_.slice_ns;
 }
 
 bool Replay::another_ready() const {

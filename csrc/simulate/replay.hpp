@@ -15,7 +15,7 @@
 //              follows best-effort work takes `switch_ns` longer, because the caches are cold. With time slicing,
 //              contexts take turns: one yields when it has no kernel ready or its slice is over while another has
 //              (kernels are then cut), and each change costs `switch_ns`, or to such a request `cold_ns` more. Slices
-//              are `slice_ns` long, or for best effort as long as it sets them itself.
+//              are `slice_ns` long, or as long as a class sets its own.
 //   Scheduler  predictions are the recorded durations with log-normal noise; completions are seen `reaction_ns` late.
 //              Under `harvest` and `slack` the simulation learns a request's segments as a latency client does, with
 //              the same noise in the time of a timed launch. The gate's ledger counts the work in flight, and held
@@ -102,6 +102,7 @@ struct ReplaySettings : schedule::GateSettings {
   std::int64_t cold_ns = 0;
   std::int64_t slice_ns = 2'000'000;
   std::int64_t best_effort_slice_ns = 0;  // that best-effort contexts set themselves; 0: as the others'
+  std::int64_t latency_slice_ns = 0;      // and those of a latency client
 
   std::int64_t end_ns = 10'000'000'000;  // of the virtual time
   std::uint64_t seed = 1;

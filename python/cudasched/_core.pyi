@@ -305,6 +305,7 @@ class ReplaySettings:
     cold_ns: int
     slice_ns: int
     best_effort_slice_ns: int
+    latency_slice_ns: int
     end_ns: int
     seed: int
 

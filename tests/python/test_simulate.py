@@ -245,6 +245,19 @@ def test_time_slices_of_best_effort_are_its_own() -> None:
     assert own.best_effort_ratio and own.best_effort_ratio > 0.9
 
 
+def test_long_time_slices_of_a_server_spare_its_requests_changes_of_contexts() -> None:
+    """A request of five slices of the driver's: five changes to best effort and back, or none but the first."""
+    training = simulate.best_effort(steps(launches=20, longest_us=20_000))
+    arms = [simulate.Arm("open", offload=False, time_slice_us=1, latency_slice_us=us) for us in (None, 20_000)]
+    clients = [served(simulate.request(11), rate_hz=20), training]
+    alone, _, short, long = simulate.compare(clients, arms, seconds=4)
+    assert (short.arm, long.arm) == ("time slices of 1 us", "time slices of 1 us, of the server 20000 us")
+    assert alone.latency_ms and short.latency_ms and long.latency_ms
+    assert long.latency_ms.p50 == pytest.approx(alone.latency_ms.p50 + 0.13 + 0.06, abs=0.1)
+    assert short.latency_ms.p50 > long.latency_ms.p50 + 4 * 0.26
+    assert long.best_effort_ratio and short.best_effort_ratio and long.best_effort_ratio > short.best_effort_ratio
+
+
 @pytest.mark.parametrize(
     "arm",
     [
@@ -255,6 +268,7 @@ def test_time_slices_of_best_effort_are_its_own() -> None:
         simulate.Arm(linger_us=-1),
         simulate.Arm(prediction_sigma=-1),
         simulate.Arm(time_slice_us=-1),
+        simulate.Arm(latency_slice_us=-1),
         simulate.Arm(sharing="cloud"),  # type: ignore[arg-type]
     ],
 )

@@ -185,7 +185,8 @@ def command(
         list[str] | None,
         typer.Option(
             help="strict, slack, harvest, open (no gate), or FILE.py:FUNCTION; may be given again. Default: open, "
-            "strict, with --slo-ms slack, and in two processes the hardware's time slices of 1 us."
+            "strict, with --slo-ms slack, and in two processes the hardware's time slices of 1 us, the server without "
+            "cudasched and with it."
         ),
     ] = None,
     lead_us: Annotated[
@@ -273,9 +274,10 @@ def command(
         for lead in (leads if one != "open" else leads[:1])
     ]
     if policy is None and sharing == "two_processes":
-        # As `time_slice_us = auto` chooses them beside programs of long kernels.
+        # As `time_slice_us = auto` chooses them beside programs of long kernels, and beside a server under cudasched.
         own_us = 1.0 if len(traces) == 1 else 1200.0
-        arms.append(replace(first, policy="open", lead_us=0.0, offload=False, time_slice_us=own_us))
+        slices = replace(first, policy="open", lead_us=0.0, offload=False, time_slice_us=own_us)
+        arms += [slices, replace(slices, latency_slice_us=simulate.LATENCY_SLICE_US)]
     rows = simulate.compare(
         [server, *(simulate.best_effort(trace) for trace in best_effort)],
         arms,

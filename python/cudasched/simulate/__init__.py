@@ -74,6 +74,8 @@ _COLD_US = 60.0
 """Of a request behind another process's work, beside the change of contexts."""
 SLICE_US = 2048.0
 """Of a context, as libcuda sets it."""
+LATENCY_SLICE_US = 20000.0
+"""Of a server alone under cudasched (``csrc/schedule/slice_length.hpp``)."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Arm:
         switch_us: The cost of a change from one process to the other, us; None: as measured on an H200, and 60 us
             more for a request, whose caches another process has filled.
         time_slice_us: In two processes, the hardware's slice that best-effort contexts set themselves, us; None: none.
+        latency_slice_us: The same of a server's contexts.
         prediction_sigma: Noise of predictions: deviation of the log of predicted over true.
         name: Of the arm; by default made of the policy and the lead.
     """
@@ -157,6 +160,7 @@ class Arm:
     margin_us: float | None = None
     switch_us: float | None = None
     time_slice_us: float | None = None
+    latency_slice_us: float | None = None
     prediction_sigma: float = 0.05
     name: str = ""
 
@@ -171,7 +175,10 @@ class Arm:
         if self.name:
             return self.name
         if self.policy == "open":
-            return "open" if self.time_slice_us is None else f"time slices of {self.time_slice_us:g} us"
+            if self.time_slice_us is None:
+                return "open"
+            server = "" if self.latency_slice_us is None else f", of the server {self.latency_slice_us:g} us"
+            return f"time slices of {self.time_slice_us:g} us{server}"
         lead = self.lead_us if isinstance(self.lead_us, str) else f"{self.lead_us:g} us"
         return f"{self.policy_name}, lead {lead}"
 
@@ -357,6 +364,7 @@ def run(clients: Sequence[Client], arm: Arm, *, seconds: float = 10.0, seed: int
     settings.cold_ns = _nanoseconds("switch_us", _COLD_US if arm.switch_us is None else 0)
     settings.slice_ns = _nanoseconds("time_slice_us", SLICE_US)
     settings.best_effort_slice_ns = _nanoseconds("time_slice_us", arm.time_slice_us or 0)
+    settings.latency_slice_ns = _nanoseconds("latency_slice_us", arm.latency_slice_us or 0)
     margin_us = 200 + 2 * switch_us if arm.margin_us is None else arm.margin_us
     settings.margin_ns = _nanoseconds("margin_us", margin_us)
     settings.prediction_sigma = arm.prediction_sigma
@@ -434,7 +442,7 @@ def compare(
     servers = [client for client in clients if client.client_class == "latency"]
     trainings = [client for client in clients if client.client_class == "best_effort"]
     # Alone means without cudasched: the program's own thread calls the driver.
-    bare = replace(arms[0], policy="open", offload=False, lead_us=0.0, time_slice_us=None)
+    bare = replace(arms[0], policy="open", offload=False, lead_us=0.0, time_slice_us=None, latency_slice_us=None)
     rows: list[Row] = []
     alone = run(servers, replace(bare, name="latency alone"), seconds=seconds, seed=seed) if servers else None
     if alone:

@@ -167,6 +167,9 @@ TEST(Replay, BestEffortGivesWayWhereItsSliceIsShort) {
   EXPECT_GT(own.clients[1].gpu_ns, usual.clients[1].gpu_ns * 9 / 10);
   settings.best_effort_slice_ns = -1;
   EXPECT_THROW(run(clients, settings), ConfigError);
+  settings.best_effort_slice_ns = 0;
+  settings.latency_slice_ns = -1;
+  EXPECT_THROW(run(clients, settings), ConfigError);
 }
 
 // Two programs of one kind of kernel that repeat it under MPS: the time for one of each, of that alone.
