@@ -21,7 +21,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 rpc = pytest.importorskip("grpc")
 
-from cudasched.inference import _link  # noqa: E402
+from cudasched.inference import _fronts, _link  # noqa: E402
 from cudasched.inference._fronts import RemoteModels, Requests, _Call  # noqa: E402
 from cudasched.inference._kserve import Asked, Models  # noqa: E402
 
@@ -341,6 +341,26 @@ def test_a_front_that_ends_in_the_middle_of_a_message_is_gone(both: Both) -> Non
     eventually(lambda: both.batcher.statistics().cancelled == 1)
     both.model.may.set()
     assert answer(both, asked(1)) == [2] and not {5.0, 6.0} & {*both.model.seen}
+
+
+@pytest.mark.parametrize("end", ["of the connection", "of the process", "of a process that comes again"])
+def test_a_connection_that_ends_with_its_process_is_no_loss(
+    both: Both, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(_fronts, "_LOST_S", 0.2)
+    lost: list[float] = []
+    both.remote.on_lost = lambda: lost.append(time.monotonic())
+    both.front.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: not both.remote.ready())
+    if end == "of the process":
+        both.remote.drop(["m"])
+    elif end != "of the connection":
+        both.remote.connect(["m"], both.further())
+    if end == "of the connection":
+        eventually(lambda: lost)
+    else:
+        time.sleep(0.5)
+    assert len(lost) == (end == "of the connection")
 
 
 def test_a_front_that_does_not_read_is_dropped_and_others_are_served(

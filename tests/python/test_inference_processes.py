@@ -163,6 +163,40 @@ def test_fronts_share_the_ports_and_one_that_is_killed_is_replaced(serving: Comm
     assert serving.stderr.read() == ""
 
 
+#: Drops the connections of its process, as of fronts that do not read, once.
+DROPS = """
+import gc
+import numpy
+from cudasched.inference import Batcher
+
+def run(inputs):
+    if inputs[0][0] == 9:
+        for each in gc.get_objects():
+            if type(each).__name__ == "_Front":
+                each.drop()
+    return [2 * x for x in inputs]
+
+models = {"double": lambda: Batcher(run, slo_ms=None, example=numpy.zeros(2))}
+"""
+
+
+def test_a_front_whose_connection_is_lost_is_replaced(start: Callable[..., Command]) -> None:
+    serving = start("--fronts", "1", models=DROPS)
+    before = serving.others()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        serving.post(9, 9)
+    assert refused.value.code == 503
+
+    def answered() -> bool:
+        try:
+            return serving.post(1, 2) == [2, 4]
+        except (urllib.error.URLError, ConnectionError):  # it is lost, or no front listens
+            return False
+
+    eventually(answered)
+    assert len(set(serving.others()) & set(before)) == 1, "the front alone is another"
+
+
 def test_fronts_end_with_the_process_of_the_models(serving: Command) -> None:
     fronts = serving.others()
     serving.process.kill()

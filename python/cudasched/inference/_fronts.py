@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -31,6 +31,7 @@ __all__ = ["RemoteModels", "Requests"]
 _SUBMIT, _CANCEL = "submit", "cancel"
 _CALLS = frozenset({"metadata", "statistics"})
 _ANSWER_S = 5.0
+_LOST_S = 10.0  # after its connection, a process that has ended is known to have
 
 
 class _Place(Link):
@@ -46,10 +47,15 @@ class RemoteModels:
 
     Args:
         names: Of all models, in their order. One that no socket leads to is not there now.
+
+    Attributes:
+        on_lost: Called where the connection to a process has ended, and not the process: nobody connects it again.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
+        self.on_lost: Callable[[], object] = lambda: None
+        self._lost: set[str] = set()  # whose connections have ended; their processes may have, too
         self._links = Links()
         self._lock = threading.Lock()
         self._places: dict[str, _Place] = {}
@@ -60,10 +66,15 @@ class RemoteModels:
         with self._lock:
             place = _Place(self._links, own)
             self._places = {**self._places, **dict.fromkeys(names, place)}
+            self._lost.difference_update(names)
 
     def drop(self, names: Sequence[str]) -> None:
         """The process of these models is gone, though another one may hold the socket open that it had."""
-        for place in {self._places[name] for name in names if name in self._places}:
+        with self._lock:
+            places = {self._places[name] for name in names if name in self._places}
+            self._places = {name: its for name, its in self._places.items() if name not in names}
+            self._lost.difference_update(names)
+        for place in places:
             place.drop()
 
     def read(self) -> None:
@@ -74,10 +85,20 @@ class RemoteModels:
             self._take(messages)
             for place in gone:
                 with self._lock:
+                    lost = {name for name, its in self._places.items() if its is place}
                     self._places = {name: its for name, its in self._places.items() if its is not place}
+                    self._lost |= lost
+                if lost:
+                    look = threading.Timer(_LOST_S, self._look, [lost])
+                    look.daemon = True
+                    look.start()
                 for number in list(place.answers):
                     self._end(place, number, None, UseError(place.why))
         self._links.close()
+
+    def _look(self, lost: set[str]) -> None:
+        if not lost.isdisjoint(self._lost):
+            self.on_lost()
 
     def close(self) -> None:
         """Ends `read`."""

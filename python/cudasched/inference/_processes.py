@@ -365,6 +365,12 @@ def _front(controller: _Controller, models: Any, options: Options) -> int:
         controller.say(str(error))
         return 1
 
+    def end() -> None:
+        logger.error("a connection to a model's process has ended, and the process lives: this front ends")
+        server.stop()
+
+    models.on_lost = end
+
     def follow() -> None:
         controller.links(models.connect, models.drop)
         server.stop()
