@@ -75,7 +75,11 @@ def test_a_server_of_long_requests_is_to_run_under_cudasched(write: Write, graph
     server = write("serve", requests(each_ms=graph_ms), kind="graph", function="graph", waves=0.0, pid=3)
     found = beside.forecast(beside.read(server), beside.read(write("train", steps(each_ms=20))), seconds=10, rate_hz=20)
     assert found.choice == "cudasched_slices"
-    assert ("cudasched run --class latency" in found.why[-1]) == said
+    told = re.search(r"cudasched run --class latency`: .* P50 of ([\d.]+) ms then, and train (\d+)%", found.why[-1])
+    assert bool(told) == said
+    if told:
+        slices = found.modes["cudasched_slices"]
+        assert float(told[1]) < slices.p50_ms.value - 0.26 and int(told[2]) >= 100 * slices.best_effort.value - 1
 
 
 @settings(deadline=None, max_examples=15)

@@ -117,6 +117,9 @@ MODES: Mapping[str, Mode] = {
 }
 
 
+_SLICES = "cudasched_slices"
+
+
 @dataclass(frozen=True)
 class Kernel:
     """Launches of one function: ms of the longest, and the share of the program's GPU time."""
@@ -441,15 +444,17 @@ def forecast(
 
     prepare_ms = 0.0 if alone_ms is None else host_ms(requests(server.trace), alone_ms, seconds)
 
-    def simulated(names: Sequence[str], asked: simulate.Trace, other: simulate.Trace) -> list[simulate.Row]:
+    def simulated(arms: Sequence[simulate.Arm], asked: simulate.Trace, other: simulate.Trace) -> list[simulate.Row]:
         clients = [requests(asked, prepare_ms), simulate.best_effort(other)]
-        return simulate.compare(clients, [MODES[name].arm for name in names], seconds=seconds, seed=seed)
+        return simulate.compare(clients, arms, seconds=seconds, seed=seed)
 
-    names = list(MODES)
-    alone, _, *rows = simulated(names, server.trace, program.trace)
-    overlapping = [name for name in names if MODES[name].overlaps]
-    _, _, *others = simulated(overlapping, server.least, program.least)
-    ends = {name: [row] for name, row in zip(names, rows, strict=True)}
+    arms = [mode.arm for mode in MODES.values()]
+    if _changes_contexts(server):
+        arms.append(replace(MODES[_SLICES].arm, latency_slice_us=simulate.LATENCY_SLICE_US))
+    alone, _, *rows = simulated(arms, server.trace, program.trace)
+    overlapping = [name for name, mode in MODES.items() if mode.overlaps]
+    _, _, *others = simulated([MODES[name].arm for name in overlapping], server.least, program.least)
+    ends = {name: [row] for name, row in zip(MODES, rows, strict=False)}
     for name, row in zip(overlapping, others, strict=True):
         ends[name].append(row)
     if alone.latency_ms is None or alone.unserved > max(2, alone.latency_ms.n // 10):
@@ -459,7 +464,7 @@ def forecast(
         )
     longest_ms = seconds * 1e3  # at least so long, where none is served by the end
     never = simulate.Latency(longest_ms, longest_ms, longest_ms, longest_ms, 0)
-    modes = {name: _mode(MODES[name], ends[name], alone.latency_ms, never) for name in names}
+    modes = {name: _mode(mode, ends[name], alone.latency_ms, never) for name, mode in MODES.items()}
     choice = choose(modes, slo_ms)
     notes = limits_of([server], [program], alone.latency_ms.n)
     if alone_ms is not None and alone.latency_ms.p50 > _SLOWER * alone_ms:
@@ -479,7 +484,7 @@ def forecast(
         choice=choice,
         cost=modes[choice].cost,
         memory=memory_of([server, program]),
-        why=_why(server, program, modes, choice, slo_ms),
+        why=_why(server, program, modes, choice, slo_ms, rows[len(MODES) :]),
         notes=notes,
     )
 
@@ -503,6 +508,15 @@ def _mode(mode: Mode, ends: Sequence[simulate.Row], alone: simulate.Latency, nev
     )
 
 
+def _request_ms(server: Recording) -> float:
+    return server.trace.gpu_ms / server.requests
+
+
+def _changes_contexts(server: Recording) -> bool:
+    """Whether a request outlasts a time slice."""
+    return 1e3 * _request_ms(server) > simulate.SLICE_US
+
+
 def choose(modes: Mapping[str, ModeForecast], slo_ms: float | None = None) -> str:
     """The mode in which the program keeps most, of those that are sure to meet the target; else that of least cost."""
     good = [name for name, mode in modes.items() if slo_ms is not None and mode.p99_ms.high <= slo_ms]
@@ -512,7 +526,12 @@ def choose(modes: Mapping[str, ModeForecast], slo_ms: float | None = None) -> st
 
 
 def _why(
-    server: Recording, program: Recording, modes: Mapping[str, ModeForecast], choice: str, slo_ms: float | None
+    server: Recording,
+    program: Recording,
+    modes: Mapping[str, ModeForecast],
+    choice: str,
+    slo_ms: float | None,
+    managed: Sequence[simulate.Row],
 ) -> tuple[str, ...]:
     longest = ", ".join(f"{one.name} {one.longest_ms:.3g} ms ({one.share:.0%})" for one in program.kernels)
     said = [
@@ -529,12 +548,14 @@ def _why(
         said.append(
             f"nothing interrupts kernels here: a request that comes unannounced may wait {program.longest_ms:.3g} ms"
         )
-    request_ms = server.trace.gpu_ms / server.requests
-    if MODES[choice].arm.time_slice_us and 1e3 * request_ms > simulate.SLICE_US:
-        said.append(
-            f"a request of {server.name} takes {request_ms:.3g} ms of the GPU, which changes contexts each 2 ms of it: "
-            "no longer so with the server under `cudasched run --class latency`"
-        )
+    if choice == _SLICES:
+        said += [
+            f"a request of {server.name} takes {_request_ms(server):.3g} ms of the GPU, which changes contexts each "
+            "2 ms of it, but not with the server under `cudasched run --class latency`: by simulation it has a P50 of "
+            f"{row.latency_ms.p50:.3g} ms then, and {program.name} {row.best_effort_ratio or 0:.0%} of best effort"
+            for row in managed
+            if row.latency_ms
+        ]
     if slo_ms is not None and modes[choice].p99_ms.high > slo_ms:
         said.append(f"no mode is sure to have P99 within {slo_ms:g} ms")
     return tuple(said)
