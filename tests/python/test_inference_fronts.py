@@ -6,10 +6,11 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 rpc = pytest.importorskip("grpc")
 
-from cudasched.inference import _fronts, _link  # noqa: E402
+from cudasched.inference import _link  # noqa: E402
 from cudasched.inference._fronts import RemoteModels, Requests, _Call  # noqa: E402
 from cudasched.inference._kserve import Asked, Models  # noqa: E402
 
@@ -347,20 +348,23 @@ def test_a_front_that_ends_in_the_middle_of_a_message_is_gone(both: Both) -> Non
 def test_a_connection_that_ends_with_its_process_is_no_loss(
     both: Both, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(_fronts, "_LOST_S", 0.2)
-    lost: list[float] = []
-    both.remote.on_lost = lambda: lost.append(time.monotonic())
+    lost, looks = [], []
+
+    class Timer:
+        def __init__(self, _: float, look: Callable[[Any], None], given: list[Any]) -> None:
+            self.start = lambda: looks.append(partial(look, *given))
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    both.remote.on_lost = lambda: lost.append(end)
     both.front.shutdown(socket.SHUT_RDWR)
-    eventually(lambda: not both.remote.ready())
+    eventually(lambda: looks)
+    assert not both.remote.ready()
     if end == "of the process":
         both.remote.drop(["m"])
     elif end != "of the connection":
         both.remote.connect(["m"], both.further())
-    if end == "of the connection":
-        eventually(lambda: lost)
-    else:
-        time.sleep(0.5)
-    assert len(lost) == (end == "of the connection")
+    looks[0]()
+    assert lost == ["of the connection"] * (end == "of the connection")
 
 
 def test_a_front_that_does_not_read_is_dropped_and_others_are_served(
