@@ -70,7 +70,7 @@ def history(seed):
             refused += pointer < 0
         elif what < 0.6 and blocks:
             bytes, value = blocks[pointer]
-            if not has(pointer, value, min(bytes, 2**21)):
+            if not has(pointer, value, min(bytes, 2**23)):
                 wrong = f"{bytes} bytes of {value} have changed"
             if what < 0.4:
                 del blocks[pointer]

@@ -112,7 +112,7 @@ class History:
 
     def allocate(self) -> None:
         """A block, whose pages are its first, its last and some between."""
-        size = self._chance.choice((2, 3, 20, 64, 150)) * PART
+        size = self._chance.choice((8, 12, 20, 64, 150)) * PART
         if sum(block.bytes for block in self._blocks) + size > MOST_BYTES:
             return
         if pointer := self._driver.allocate(size):
