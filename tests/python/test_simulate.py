@@ -380,7 +380,7 @@ def test_the_command(cudasched: Run, recorded: Path, tmp_path: Path, monkeypatch
     done = cudasched("simulate", str(recorded), *options, "--load", "transformer", "--request-ms", "0.48")
     assert (done.returncode, done.stderr) == (0, "")
     assert "slack, lead 20 us" in done.stdout and "GPU busy" in done.stdout
-    assert "time slices of 1 us" in done.stdout
+    assert "time slices of 1 us" in done.stdout and "of the server 20000 us" in done.stdout
     assert "measured on the GPU" in done.stdout
 
 

@@ -449,12 +449,13 @@ def forecast(
         return simulate.compare(clients, arms, seconds=seconds, seed=seed)
 
     arms = [mode.arm for mode in MODES.values()]
-    if _changes_contexts(server):
+    if 1e3 * _request_ms(server) > simulate.SLICE_US:  # the GPU changes contexts within one
         arms.append(replace(MODES[_SLICES].arm, latency_slice_us=simulate.LATENCY_SLICE_US))
     alone, _, *rows = simulated(arms, server.trace, program.trace)
     overlapping = [name for name, mode in MODES.items() if mode.overlaps]
     _, _, *others = simulated([MODES[name].arm for name in overlapping], server.least, program.least)
-    ends = {name: [row] for name, row in zip(MODES, rows, strict=False)}
+    managed = rows.pop() if len(rows) > len(MODES) else None
+    ends = {name: [row] for name, row in zip(MODES, rows, strict=True)}
     for name, row in zip(overlapping, others, strict=True):
         ends[name].append(row)
     if alone.latency_ms is None or alone.unserved > max(2, alone.latency_ms.n // 10):
@@ -484,7 +485,7 @@ def forecast(
         choice=choice,
         cost=modes[choice].cost,
         memory=memory_of([server, program]),
-        why=_why(server, program, modes, choice, slo_ms, rows[len(MODES) :]),
+        why=_why(server, program, modes, choice, slo_ms, managed),
         notes=notes,
     )
 
@@ -512,11 +513,6 @@ def _request_ms(server: Recording) -> float:
     return server.trace.gpu_ms / server.requests
 
 
-def _changes_contexts(server: Recording) -> bool:
-    """Whether a request outlasts a time slice."""
-    return 1e3 * _request_ms(server) > simulate.SLICE_US
-
-
 def choose(modes: Mapping[str, ModeForecast], slo_ms: float | None = None) -> str:
     """The mode in which the program keeps most, of those that are sure to meet the target; else that of least cost."""
     good = [name for name, mode in modes.items() if slo_ms is not None and mode.p99_ms.high <= slo_ms]
@@ -531,7 +527,7 @@ def _why(
     modes: Mapping[str, ModeForecast],
     choice: str,
     slo_ms: float | None,
-    managed: Sequence[simulate.Row],
+    managed: simulate.Row | None,
 ) -> tuple[str, ...]:
     longest = ", ".join(f"{one.name} {one.longest_ms:.3g} ms ({one.share:.0%})" for one in program.kernels)
     said = [
@@ -548,14 +544,13 @@ def _why(
         said.append(
             f"nothing interrupts kernels here: a request that comes unannounced may wait {program.longest_ms:.3g} ms"
         )
-    if choice == _SLICES:
-        said += [
+    if choice == _SLICES and managed and managed.latency_ms:
+        said.append(
             f"a request of {server.name} takes {_request_ms(server):.3g} ms of the GPU, which changes contexts each "
             "2 ms of it, but not with the server under `cudasched run --class latency`: by simulation it has a P50 of "
-            f"{row.latency_ms.p50:.3g} ms then, and {program.name} {row.best_effort_ratio or 0:.0%} of best effort"
-            for row in managed
-            if row.latency_ms
-        ]
+            f"{managed.latency_ms.p50:.3g} ms then, "
+            f"and {program.name} {managed.best_effort_ratio or 0:.0%} of best effort"
+        )
     if slo_ms is not None and modes[choice].p99_ms.high > slo_ms:
         said.append(f"no mode is sure to have P99 within {slo_ms:g} ms")
     return tuple(said)
